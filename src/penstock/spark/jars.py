@@ -116,6 +116,14 @@ def spark_version() -> str:
         raise MissingPart("pyspark is not installed", remedy="run: pip install 'penstock[spark]'") from None
 
 
+def spark_jar(name: str) -> Path:
+    """A jar that pyspark brings, by its name without the version: the resolver never fetches what Spark has (`scala-library`)."""
+    found = sorted((_spark_home() / "jars").glob(f"{name}-[0-9]*.jar"))
+    if not found:
+        raise MissingPart(f"pyspark has no jar {name}", remedy="reinstall it: pip install --force-reinstall pyspark")
+    return found[-1]
+
+
 def cache_directory() -> Path:
     """Where Penstock keeps what can be had again."""
     if named := os.environ.get("PENSTOCK_CACHE"):
@@ -145,6 +153,13 @@ def resolve(jar_set: JarSet, *, cache: Path | None = None, java: Java | None = N
         f"the jars of {jar_set.purpose} cannot be had: {'; then '.join(reasons)}",
         remedy="connect to a network with a Maven repository, or set DEFAULT_ARTIFACT_REPOSITORY to one that you reach",
     )
+
+
+def _spark_home() -> Path:
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise MissingPart("pyspark is not installed, and its resolver is needed to fetch jars", remedy="run: pip install 'penstock[spark]'")
+    return Path(spec.origin).parent
 
 
 def _cached(root: Path, jar_set: JarSet) -> Jars | None:
@@ -184,10 +199,7 @@ def _resolve_combination(root: Path, jar_set: JarSet, combination: tuple[Request
 
 def _run_resolver(request: Request, *, directory: Path, java: Java) -> str | None:
     """Start SparkSubmit itself with `--packages`: it resolves first and only then finds that there is nothing to run."""
-    spec = importlib.util.find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise MissingPart("pyspark is not installed, and its resolver is needed to fetch jars", remedy="run: pip install 'penstock[spark]'")
-    spark_home = Path(spec.origin).parent
+    spark_home = _spark_home()
     command = [str(java.program), "-Xmx512m", *java.network_options(), "-cp", str(spark_home / "jars" / "*")]
     command += ["org.apache.spark.deploy.SparkSubmit", "--conf", f"spark.jars.ivy={directory}", "--packages", ",".join(request.packages)]
     if request.excludes:
