@@ -5,9 +5,9 @@ rows it has for one key group of one stage into one envelope, the payload an Arr
 envelopes addressed to them, forward all others unchanged, and answer with envelopes.
 
     | _group  key group of the addressee (any group, when it only passes through)
-    | to      the stage or sink it is addressed to
+    | to      id of the stage or sink it is addressed to, or COUNTS
     | input   which input of the stage: 0, or 1 for the second of two connected streams
-    | source  the sender: scan/<id>, stage/<id> or clock
+    | source  id of the sending scan or stage, or CLOCK
     | times   per source partition the greatest event time seen; or the sending stage's watermark (see `Times`)
     | tick_us processing time, in a clock tick
     | payload rows
@@ -30,12 +30,13 @@ from penstock.kernels.placement import groups_of
 
 GROUPS = 16  # key groups of a stage unless the plan says otherwise: the maximum parallelism
 COLUMNS = ("_group", "to", "input", "source", "times", "tick_us", "payload", "counts")
-DDL = "_group INT, `to` STRING, input INT, source STRING, times BINARY, tick_us BIGINT, payload BINARY, counts STRING"
+DDL = "_group INT, `to` INT, input INT, source INT, times BINARY, tick_us BIGINT, payload BINARY, counts STRING"
 ARROW = pa.schema(
-    [("_group", pa.int32()), ("to", pa.string()), ("input", pa.int32()), ("source", pa.string()), ("times", pa.binary()),
+    [("_group", pa.int32()), ("to", pa.int32()), ("input", pa.int32()), ("source", pa.int32()), ("times", pa.binary()),
      ("tick_us", pa.int64()), ("payload", pa.binary()), ("counts", pa.string())]
 )  # fmt: skip
-COUNTS = "counts"  # the addressee of counters: the sink's progress file
+COUNTS = -1  # the addressee of counters: the sink's progress file
+CLOCK = -2  # the sender of ticks
 PAYLOAD_BYTES_MAX = 16 << 20  # a larger payload is cut into several envelopes
 
 ACTIVE, IDLE, ENDED = 0, 1, 2  # what a source says of a partition: counts, does not count until it has data, will never have data
@@ -60,9 +61,9 @@ class Envelope(NamedTuple):
     """A row of the chain, in the order of COLUMNS."""
 
     group: int
-    to: str
+    to: int
     input: int = 0
-    source: str = ""
+    source: int = CLOCK
     times: bytes | None = None
     tick_us: int | None = None
     payload: bytes | None = None
@@ -119,39 +120,39 @@ def split(table: pa.Table, *, keys: Sequence[str], groups: int) -> Iterator[tupl
             start += count
 
 
-def rows_to_stage(table: pa.Table, *, to: str, source: str, keys: Sequence[str], groups: int, input: int = 0) -> Iterator[Envelope]:
+def rows_to_stage(table: pa.Table, *, to: int, source: int, keys: Sequence[str], groups: int, input: int = 0) -> Iterator[Envelope]:
     """The rows for a stage, placed on its groups by key."""
     for group, part in split(table, keys=keys, groups=groups):
         for payload in payloads(part):
             yield Envelope(group, to, input, source, payload=payload)
 
 
-def rows_to_sink(table: pa.Table, *, to: str, source: str, group: int = 0) -> Iterator[Envelope]:
+def rows_to_sink(table: pa.Table, *, to: int, source: int, group: int = 0) -> Iterator[Envelope]:
     """The rows for a sink; `group` only spreads the work."""
     for payload in payloads(table) if table.num_rows else ():
         yield Envelope(group, to, 0, source, payload=payload)
 
 
-def times_to_stage(times: Iterable[Times], *, to: str, source: str, groups: int, input: int = 0) -> Iterator[Envelope]:
+def times_to_stage(times: Iterable[Times], *, to: int, source: int, groups: int, input: int = 0) -> Iterator[Envelope]:
     """The control envelopes of one sender in one batch: one for every group of the stage."""
     packed = pack_times(times)
     for group in range(groups):
         yield Envelope(group, to, input, source, times=packed)
 
 
-def watermark_to_stage(watermark_us: int, *, to: str, source: str, groups: int, input: int = 0) -> Iterator[Envelope]:
+def watermark_to_stage(watermark_us: int, *, to: int, source: int, groups: int, input: int = 0) -> Iterator[Envelope]:
     """A stage's watermark, for every group of the stage after it."""
     state = ENDED if watermark_us >= FOREVER_US else ACTIVE
     return times_to_stage([Times(0, NEVER_US, state, watermark_us)], to=to, source=source, groups=groups, input=input)
 
 
-def tick_to_stage(now_us: int, *, to: str, groups: int) -> Iterator[Envelope]:
+def tick_to_stage(now_us: int, *, to: int, groups: int) -> Iterator[Envelope]:
     """A clock tick, for every group of a stage."""
     for group in range(groups):
-        yield Envelope(group, to, 0, "clock", tick_us=now_us)
+        yield Envelope(group, to, 0, CLOCK, tick_us=now_us)
 
 
-def counts_envelope(counts: Mapping[str, int], *, source: str, group: int = 0) -> Envelope:
+def counts_envelope(counts: Mapping[str, int], *, source: int, group: int = 0) -> Envelope:
     """Exact counters of one sender in one batch, for the progress file."""
     return Envelope(group, COUNTS, 0, source, counts=json.dumps(dict(counts), sort_keys=True))
 
