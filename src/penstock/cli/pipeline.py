@@ -1,0 +1,74 @@
+"""`penstock run` and `penstock explain`: a pipeline file, here or on a cluster."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.broker import writable
+from penstock.cli.options import Address, ConfigFile, Data, Json, ProfileName, broker_address, need_spark, show_json
+from penstock.profile import load
+
+RUN_EXAMPLES = "Example: penstock run app.py   •   penstock run app.py --profile cluster   •   penstock run app.py --until-caught-up"
+EXPLAIN_EXAMPLES = "Example: penstock explain app.py   •   penstock explain app.py --mermaid"
+File = Annotated[Path, typer.Argument(help="A Python file that builds a pipeline.", show_default=False)]
+PROGRESS_S = 1.0
+
+
+def run(
+    file: File,
+    name: Annotated[str | None, typer.Option("--name", help="The job's name; its checkpoint is kept under it. Default: the file's name.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the checkpoint and begin anew.")] = False,
+    until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="Process what is in the topics now, close all windows, and end.")] = False,
+    spark: Annotated[str | None, typer.Option("--spark", help="Spark master, e.g. spark://host:7077.")] = None,
+    profile: ProfileName = None, config: ConfigFile = None, broker: Address = None, data: Data = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Run a pipeline until Ctrl-C, or until it has caught up."""
+    need_spark()
+    settings = load(profile, file=config, broker=broker, data=data, spark=spark)
+    from dataclasses import replace
+
+    from penstock.dataflow.load import load_pipeline
+
+    pipeline = load_pipeline(file)
+    settings = replace(settings, broker=broker_address(settings))
+    writable(settings.data)
+    from penstock.spark.run import run as run_pipeline
+
+    running = run_pipeline(pipeline, settings, name=name or file.stem, fresh=fresh, bounded=until_caught_up)
+    try:
+        if not json:
+            print(f"running {file} on {settings.spark}; Spark's page: {running.ui}; Ctrl-C stops it")
+        while not running.ended:
+            running.check()
+            time.sleep(PROGRESS_S / 5)
+        running.check()
+    except KeyboardInterrupt:
+        print("stopping")
+    finally:
+        running.stop()
+    totals = running.totals()
+    show_json(totals) if json else print(", ".join(f"{key} {value}" for key, value in sorted(totals.items())))
+
+
+def explain(
+    file: File,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="Draw the plan as a Mermaid diagram.")] = False,
+    json: Json = False,
+) -> None:
+    """Print the logical and the physical plan, with the reason for each choice."""
+    need_spark()
+    from penstock.dataflow.load import load_pipeline
+
+    pipeline = load_pipeline(file)
+    if mermaid:
+        print(pipeline.mermaid())
+    elif json:
+        print(pipeline.to_json())
+    else:
+        from penstock.planner.explain import explain as explained
+
+        print(explained(pipeline))

@@ -1,0 +1,59 @@
+"""Reads what the pipeline writes: averages and alarms, as any consumer would. Runs on a thread of its own."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+TOPICS = ("averages", "alarms")
+
+
+class Watch:
+    """The latest average of each area and all alarms since `since_us`, in the order of their coming.
+
+    The sink is at-least-once: an alarm that comes again is shown once."""
+
+    def __init__(self, *, address: str, security: Mapping[str, str], since_us: int) -> None:
+        self._consumer = Consumer({"bootstrap.servers": address, "group.id": "penstock-demo-view", "enable.auto.commit": False, "log_level": 0, **security})
+        self._since_ms = since_us // 1000
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self.averages: dict[str, dict[str, Any]] = {}
+        self.alarms: list[dict[str, Any]] = []
+        self._seen: set[tuple[str, str]] = set()
+
+    def __enter__(self) -> Watch:
+        self._consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING) for topic in TOPICS])
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+        self._consumer.close()
+
+    def catch_up(self) -> None:
+        """Return when everything that is in the topics now has been read."""
+        for topic in TOPICS:
+            place = TopicPartition(topic, 0)
+            _, end = self._consumer.get_watermark_offsets(place, timeout=15)
+            while self._thread.is_alive() and end > 0 and self._consumer.position([place])[0].offset < end:
+                time.sleep(0.02)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            for message in self._consumer.consume(500, timeout=0.1):
+                if message.error() is None and message.timestamp()[1] >= self._since_ms:
+                    self._take(message.topic(), json.loads(message.value()))
+
+    def _take(self, topic: str, row: dict[str, Any]) -> None:
+        if topic == "averages":
+            self.averages[row["area"]] = row
+        elif (row["area"], row["at"]) not in self._seen:
+            self._seen.add((row["area"], row["at"]))
+            self.alarms.append(row | {"seen_s": time.monotonic()})
