@@ -42,7 +42,11 @@ def test_local_is_built_in_and_stays_under_one_directory(monkeypatch: pytest.Mon
 def test_a_section_of_the_file_is_a_profile() -> None:
     write(CLUSTER)
     profile = load("cluster")
-    assert (profile.spark, profile.broker, profile.checkpoints) == ("spark://spark-1:7077", "kafka-1:9092,kafka-2:9092", "hdfs://checkpoints")
+    assert (profile.spark, profile.broker, profile.checkpoints) == (
+        "spark://spark-1:7077",
+        "kafka-1:9092,kafka-2:9092",
+        "hdfs://checkpoints",
+    )
     assert profile.security == {"security.protocol": "SASL_SSL", "enable.ssl.certificate.verification": "true"}
     assert not profile.is_local
 

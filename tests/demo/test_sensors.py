@@ -15,7 +15,11 @@ SEEDS = range(8)
 
 
 def mean(house: Building, area: str, *, start_s: float, end_s: float, readings: list[Reading]) -> float:
-    inside = [r.measure for r in readings if r.topic == TEMPERATURES and r.area == area and r.fate == "good" and start_s * MICROS <= r.at_us < end_s * MICROS]
+    inside = [
+        r.measure
+        for r in readings
+        if r.topic == TEMPERATURES and r.area == area and r.fate == "good" and start_s * MICROS <= r.at_us < end_s * MICROS
+    ]
     return sum(inside) / len(inside)
 
 

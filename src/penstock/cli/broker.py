@@ -37,7 +37,19 @@ def start(
     if state := running(directory):
         raise PenstockError(f"a broker already runs on {directory} at {state['address']}", remedy="use it, or 'penstock broker stop'")
     writable(directory)
-    command = [sys.executable, "-m", "penstock.broker", "--port", str(port), "--host", host, "--data", str(directory / "log"), "--durability", durability]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.broker",
+        "--port",
+        str(port),
+        "--host",
+        host,
+        "--data",
+        str(directory / "log"),
+        "--durability",
+        durability,
+    ]
     if foreground:
         os.execv(sys.executable, command)
     log = directory / "broker.log"
@@ -51,7 +63,9 @@ def start(
         raise PenstockError(f"the broker did not start: {last[0].removeprefix('error: ')}")
     address = line.split()[-1]
     (directory / "broker.json").write_text(json_.dumps({"pid": process.pid, "address": address, "data": str(directory)}))
-    show_json({"address": address, "pid": process.pid, "data": str(directory)}) if json else print(f"broker at {address} (process {process.pid}, data in {directory})")
+    show_json({"address": address, "pid": process.pid, "data": str(directory)}) if json else print(
+        f"broker at {address} (process {process.pid}, data in {directory})"
+    )
 
 
 @app.command(epilog="Example: penstock broker stop")
@@ -103,7 +117,9 @@ def writable(directory: Path) -> None:
         probe.write_bytes(b"1")
         probe.unlink()
     except OSError as error:
-        raise PenstockError(f"cannot write to the data directory {directory} ({error.strerror})", remedy="choose another with --data DIR or PENSTOCK_DATA") from None
+        raise PenstockError(
+            f"cannot write to the data directory {directory} ({error.strerror})", remedy="choose another with --data DIR or PENSTOCK_DATA"
+        ) from None
 
 
 def _alive(pid: int) -> bool:

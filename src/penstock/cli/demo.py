@@ -41,5 +41,7 @@ def demo(
         summary = run(settings, seconds=seconds, seed=seed, speed=speed, fresh=fresh, port=port, on_change=view.show).summary()
     areas = ", ".join(f"{alarm['area']} at {alarm['at']}" for alarm in summary["alarms"]) or "none"
     print(f"\nfire in {summary['fire']['area']} at {summary['fire']['at']}; alarms: {areas}")
-    print(f"{summary['records']:,} records: {summary['late']} too late, {summary['bad']} bad, {summary['duplicates']} sent twice; first alarm after {summary['first_alarm_s']} s")
+    print(
+        f"{summary['records']:,} records: {summary['late']} too late, {summary['bad']} bad, {summary['duplicates']} sent twice; first alarm after {summary['first_alarm_s']} s"
+    )
     print(f"look around: penstock broker start --data {settings.data}/demo; penstock consume alarms --from-beginning --show key,timestamp")

@@ -48,7 +48,10 @@ def _print(findings: list[Finding]) -> None:
     console = Console(soft_wrap=True)
     marks = {"ok": "[green]✓[/]", "optional": "[yellow]○[/]", "missing": "[red]✗[/]"}
     for finding in findings:
-        console.print(f" {marks[finding.state]} [bold]{finding.part:<12}[/] {finding.found}" + (f" → {finding.remedy}" if finding.remedy else ""), highlight=False)
+        console.print(
+            f" {marks[finding.state]} [bold]{finding.part:<12}[/] {finding.found}" + (f" → {finding.remedy}" if finding.remedy else ""),
+            highlight=False,
+        )
 
 
 def _python(_: Profile) -> Iterator[Finding]:
@@ -60,7 +63,9 @@ def _packages(_: Profile) -> Iterator[Finding]:
         try:
             yield Finding(name, "ok", importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(name, "missing", "not installed", "pip install 'penstock[spark]' (needed to run pipelines; the broker works without)")
+            yield Finding(
+                name, "missing", "not installed", "pip install 'penstock[spark]' (needed to run pipelines; the broker works without)"
+            )
 
 
 def _java(_: Profile) -> Iterator[Finding]:
@@ -82,14 +87,21 @@ def _disk(profile: Profile) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(place).free
     enough = free >= DISK_FREE_BYTES_MIN
-    yield Finding("data", "ok" if enough else "missing", f"{profile.data}, {free / 2**30:.1f} GiB free", "" if enough else "free at least 2 GiB")
+    yield Finding(
+        "data", "ok" if enough else "missing", f"{profile.data}, {free / 2**30:.1f} GiB free", "" if enough else "free at least 2 GiB"
+    )
 
 
 def _memory(_: Profile) -> Iterator[Finding]:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     enough = total >= MEMORY_BYTES_MIN
     cores = len(os.sched_getaffinity(0))
-    yield Finding("machine", "ok" if enough else "missing", f"{cores} cores, {total / 2**30:.1f} GiB of memory", "" if enough else "Spark needs about 2 GiB")
+    yield Finding(
+        "machine",
+        "ok" if enough else "missing",
+        f"{cores} cores, {total / 2**30:.1f} GiB of memory",
+        "" if enough else "Spark needs about 2 GiB",
+    )
 
 
 def _broker(profile: Profile) -> Iterator[Finding]:
@@ -106,7 +118,12 @@ def _broker(profile: Profile) -> Iterator[Finding]:
                 probe.bind(("127.0.0.1", DEFAULT_PORT))
                 yield Finding("broker", "ok", f"not running; port {DEFAULT_PORT} is free")
             except OSError:
-                yield Finding("broker", "optional", f"not running, and port {DEFAULT_PORT} is taken", "penstock broker start --port 0 takes a free one")
+                yield Finding(
+                    "broker",
+                    "optional",
+                    f"not running, and port {DEFAULT_PORT} is taken",
+                    "penstock broker start --port 0 takes a free one",
+                )
 
 
 def _reachable(bootstrap: str) -> Finding:
@@ -121,7 +138,12 @@ def _reachable(bootstrap: str) -> Finding:
 def _jars(_: Profile) -> Iterator[Finding]:
     cache = Path.home() / ".cache" / "penstock"
     found = len(list(cache.rglob("kafka_2.13-*.jar"))) if cache.is_dir() else 0
-    yield Finding("apache kafka", "ok" if found else "optional", "jars in the cache" if found else "not fetched yet", "" if found else "penstock kafka start fetches it")
+    yield Finding(
+        "apache kafka",
+        "ok" if found else "optional",
+        "jars in the cache" if found else "not fetched yet",
+        "" if found else "penstock kafka start fetches it",
+    )
 
 
 CHECKS: tuple[Callable[[Profile], Iterator[Finding]], ...] = (_python, _packages, _java, _memory, _disk, _broker, _jars)

@@ -24,7 +24,8 @@ def list_(profile: ProfileName = None, config: ConfigFile = None, broker: Addres
     client = admin(*connect(profile, config, broker))
     listing = client.list_consumer_groups(request_timeout=TIMEOUT_S).result()
     rows: list[dict[str, object]] = [
-        {"group": entry.group_id, "state": entry.state.name.lower()} for entry in sorted(listing.valid, key=lambda entry: str(entry.group_id))
+        {"group": entry.group_id, "state": entry.state.name.lower()}
+        for entry in sorted(listing.valid, key=lambda entry: str(entry.group_id))
     ]
     show(rows, columns=("group", "state"), empty="no groups", as_json=json)
 
@@ -57,7 +58,9 @@ def lag(name: Name, profile: ProfileName = None, config: ConfigFile = None, brok
     for topic in sorted({place.topic for place in committed}):
         places = {place.partition: place.offset for place in committed if place.topic == topic}
         for partition, (_, end) in sorted(offsets(client, topic, sorted(places)).items()):
-            rows.append({"topic": topic, "partition": partition, "committed": places[partition], "end": end, "lag": end - places[partition]})
+            rows.append(
+                {"topic": topic, "partition": partition, "committed": places[partition], "end": end, "lag": end - places[partition]}
+            )
     show(rows, columns=("topic", "partition", "committed", "end", "lag"), empty=f"group '{name}' has committed nothing", as_json=json)
 
 

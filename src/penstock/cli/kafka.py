@@ -32,7 +32,9 @@ def start(
     if fresh:
         shutil.rmtree(directory, ignore_errors=True)
     address = ApacheKafka(nodes=nodes, data=directory, detached=True).start()
-    show_json({"address": address, "nodes": nodes, "data": str(directory)}) if json else print(f"Apache Kafka at {address} ({nodes} node(s), data in {directory})")
+    show_json({"address": address, "nodes": nodes, "data": str(directory)}) if json else print(
+        f"Apache Kafka at {address} ({nodes} node(s), data in {directory})"
+    )
 
 
 @app.command(epilog="Example: penstock kafka stop")
@@ -54,7 +56,8 @@ def status(data: Data = None, json: Json = False) -> None:
 
     found = apache_kafka.status(_directory(data))
     rows: list[dict[str, object]] = [
-        {"node": node.id, "address": f"127.0.0.1:{node.port}", "process": node.pid if node.running else None, "running": node.running} for node in found.nodes
+        {"node": node.id, "address": f"127.0.0.1:{node.port}", "process": node.pid if node.running else None, "running": node.running}
+        for node in found.nodes
     ]
     show(rows, columns=("node", "address", "process", "running"), empty="no cluster here", as_json=json)
     if not found.running:

@@ -55,7 +55,9 @@ def reach(client: Any, address: str) -> None:
     try:
         client.list_topics(timeout=TIMEOUT_S)
     except KafkaException as error:
-        raise PenstockError(f"no broker answers at {address} ({error.args[0].str()})", remedy="check the address and the security settings") from None
+        raise PenstockError(
+            f"no broker answers at {address} ({error.args[0].str()})", remedy="check the address and the security settings"
+        ) from None
 
 
 def settle(futures: Mapping[Any, Any], doing: str) -> dict[Any, Any]:

@@ -55,9 +55,7 @@ def run(
 
 
 def explain(
-    file: File,
-    mermaid: Annotated[bool, typer.Option("--mermaid", help="Draw the plan as a Mermaid diagram.")] = False,
-    json: Json = False,
+    file: File, mermaid: Annotated[bool, typer.Option("--mermaid", help="Draw the plan as a Mermaid diagram.")] = False, json: Json = False
 ) -> None:
     """Print the logical and the physical plan, with the reason for each choice."""
     need_spark()

@@ -62,7 +62,9 @@ def produce(
         count += 1
     left = producer.flush(TIMEOUT_S)
     if failures or left:
-        raise PenstockError(f"{len(failures) + left} of {count} records were not acknowledged ({failures[0] if failures else 'time ran out'})")
+        raise PenstockError(
+            f"{len(failures) + left} of {count} records were not acknowledged ({failures[0] if failures else 'time ran out'})"
+        )
     print(f"sent {count} record(s) to {topic}", file=sys.stderr)
 
 
@@ -123,7 +125,12 @@ def consume(
         if group is not None:
             consumer.subscribe([topic])
         else:
-            consumer.assign([TopicPartition(topic, index, offset) for index, offset in _starts(consumer, topic, partitions, from_beginning, from_offset, from_time).items()])
+            consumer.assign(
+                [
+                    TopicPartition(topic, index, offset)
+                    for index, offset in _starts(consumer, topic, partitions, from_beginning, from_offset, from_time).items()
+                ]
+            )
         for message in _messages(consumer, topic, count, ends):
             _print(message, shown, json)
     finally:
@@ -135,7 +142,10 @@ def _starts(consumer: Consumer, topic: str, partitions: list[int], beginning: bo
 
     if time is not None:
         wanted = [TopicPartition(topic, index, milliseconds(time)) for index in partitions]
-        return {found.partition: found.offset if found.offset >= 0 else OFFSET_END for found in consumer.offsets_for_times(wanted, timeout=TIMEOUT_S)}
+        return {
+            found.partition: found.offset if found.offset >= 0 else OFFSET_END
+            for found in consumer.offsets_for_times(wanted, timeout=TIMEOUT_S)
+        }
     start = offset if offset is not None else OFFSET_BEGINNING if beginning else OFFSET_END
     return dict.fromkeys(partitions, start)
 

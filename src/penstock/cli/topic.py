@@ -119,7 +119,9 @@ def known(client: AdminClient, name: str) -> Any:
     if name in topics:
         return topics[name]
     close = difflib.get_close_matches(name, topics, n=1)
-    raise PenstockError(f"there is no topic '{name}'", remedy=f"did you mean '{close[0]}'?" if close else f"create it with 'penstock topic create {name}'")
+    raise PenstockError(
+        f"there is no topic '{name}'", remedy=f"did you mean '{close[0]}'?" if close else f"create it with 'penstock topic create {name}'"
+    )
 
 
 def offsets(client: AdminClient, name: str, partitions: list[int]) -> dict[int, tuple[int, int]]:

@@ -23,9 +23,7 @@ class Feed:
     def __init__(self, readings: Sequence[Reading], *, address: str, speed: float, security: Mapping[str, str]) -> None:
         self._readings = readings
         self._speed = speed
-        self._producer = Producer(
-            {"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 5, "log_level": 0, **security}
-        )
+        self._producer = Producer({"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 5, "log_level": 0, **security})
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sensors", daemon=True)
         self._failure: Exception | None = None

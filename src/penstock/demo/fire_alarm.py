@@ -77,7 +77,9 @@ def run(
         demo.ui, demo.phase = running.ui, "running"
         _follow(demo, feed, running, on_change)
         demo.phase = "done"
-        (profile.data / "runs.json").write_text(json.dumps({"runs": house.run + 1, "next_start": (house.start + timedelta(seconds=seconds + 300)).isoformat()}))
+        (profile.data / "runs.json").write_text(
+            json.dumps({"runs": house.run + 1, "next_start": (house.start + timedelta(seconds=seconds + 300)).isoformat()})
+        )
     on_change(demo)
     return demo
 
@@ -147,7 +149,9 @@ def _create_topics(profile: Profile, *, fresh: bool) -> None:
         for future in client.create_topics(topics).values() if topics else ():
             future.result(15)
     except KafkaException as error:
-        raise PenstockError(f"cannot create the demo's topics at {profile.broker}: {error.args[0].str()}", remedy="check the broker") from None
+        raise PenstockError(
+            f"cannot create the demo's topics at {profile.broker}: {error.args[0].str()}", remedy="check the broker"
+        ) from None
 
 
 def _next_building(directory: Path, *, seconds: int, seed: int) -> Building:
@@ -161,5 +165,3 @@ def _next_building(directory: Path, *, seconds: int, seed: int) -> Building:
 
 def _iso(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-

@@ -67,7 +67,10 @@ def _page(demo: Demo) -> RenderableType:
     for area in (f"area-{number}" for number in range(AREAS)):
         average = demo.watch.averages.get(area) if demo.watch else None
         table.add_row(*_row(area, None if average is None else float(average["celsius"]), area in alarmed))
-    alarms = [Text(f"🔥 {_clock(demo, alarm['at'])}  {area}: {alarm['celsius']:.1f} °C, and smoke", style="bold red") for area, alarm in alarmed.items()]
+    alarms = [
+        Text(f"🔥 {_clock(demo, alarm['at'])}  {area}: {alarm['celsius']:.1f} °C, and smoke", style="bold red")
+        for area, alarm in alarmed.items()
+    ]
     foot = Text(
         f"{records:,} records, {per_s:,.0f} a second   late {demo.totals.get('late', 0)}   bad {demo.totals.get('bad', 0)}   "
         f"sent twice {demo.totals.get('duplicates', 0)}   watermark lag {'-' if lag_us is None else _span(lag_us)}", style="dim",

@@ -19,7 +19,9 @@ class Watch:
     The sink is at-least-once: an alarm that comes again is shown once."""
 
     def __init__(self, *, address: str, security: Mapping[str, str], since_us: int) -> None:
-        self._consumer = Consumer({"bootstrap.servers": address, "group.id": "penstock-demo-view", "enable.auto.commit": False, "log_level": 0, **security})
+        self._consumer = Consumer(
+            {"bootstrap.servers": address, "group.id": "penstock-demo-view", "enable.auto.commit": False, "log_level": 0, **security}
+        )
         self._since_ms = since_us // 1000
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
