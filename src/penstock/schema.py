@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 TYPES = ("BOOLEAN", "INT", "BIGINT", "FLOAT", "DOUBLE", "STRING", "BINARY", "TIMESTAMP", "DATE")
 _ALIASES = {"INTEGER": "INT", "LONG": "BIGINT", "REAL": "FLOAT", "BOOL": "BOOLEAN", "BYTES": "BINARY", "TEXT": "STRING"}
 _ARRAY = re.compile(r"ARRAY\s*<\s*(.+)\s*>$", re.IGNORECASE)
+_MAP = re.compile(r"MAP\s*<\s*(\w+)\s*,\s*(.+)\s*>$", re.IGNORECASE)
+_COMMA = re.compile(r",(?![^<]*>)")  # between columns, not inside MAP<…>
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column: its name and its type, one of TYPES or ARRAY<one of TYPES>."""
+    """A column: its name and its type, one of TYPES, ARRAY<type> or MAP<type,type>."""
 
     name: str
     type: str
@@ -44,7 +46,7 @@ class Schema:
         """
         if isinstance(text, Schema):
             return text
-        fields = tuple(_field(part) for part in text.split(",") if part.strip())
+        fields = tuple(_field(part) for part in _COMMA.split(text) if part.strip())
         names = [field.name for field in fields]
         if len(set(names)) < len(names):
             raise ConfigError(f"schema '{text}' names a column twice", remedy="give each column its own name")
@@ -84,6 +86,8 @@ def arrow_type(name: str) -> pa.DataType:
 
     if item := _ARRAY.match(name):
         return pa.list_(arrow_type(item.group(1)))
+    if pair := _MAP.match(name):
+        return pa.map_(arrow_type(pair.group(1)), arrow_type(pair.group(2)))
     types: dict[str, pa.DataType] = {
         "BOOLEAN": pa.bool_(), "INT": pa.int32(), "BIGINT": pa.int64(), "FLOAT": pa.float32(), "DOUBLE": pa.float64(),
         "STRING": pa.string(), "BINARY": pa.binary(), "TIMESTAMP": pa.timestamp("us", tz="UTC"), "DATE": pa.date32(),
@@ -100,8 +104,10 @@ def _field(part: str) -> Field:
 
 def _type(text: str) -> str:
     if item := _ARRAY.match(text):
-        return f"ARRAY<{_type(item.group(1))}>"
+        return f"ARRAY<{_type(item.group(1).strip())}>"
+    if pair := _MAP.match(text):
+        return f"MAP<{_type(pair.group(1))},{_type(pair.group(2).strip())}>"
     name = _ALIASES.get(text.upper(), text.upper())
     if name not in TYPES:
-        raise ConfigError(f"'{text}' is not a type", remedy=f"use one of {', '.join(TYPES)} or ARRAY<…>")
+        raise ConfigError(f"'{text}' is not a type", remedy=f"use one of {', '.join(TYPES)} ARRAY<…> or MAP<…,…>")
     return name
