@@ -13,12 +13,32 @@ from typing import Any
 import duckdb
 
 from penstock.dataflow.trigger import (
-    AfterAll, AfterAny, AfterCount, AfterDelta, AfterEach, AfterProcessingTime, AfterPunctuation, AfterWatermark, OrFinally, Repeatedly, Trigger,
+    AfterAll,
+    AfterAny,
+    AfterCount,
+    AfterDelta,
+    AfterEach,
+    AfterProcessingTime,
+    AfterPunctuation,
+    AfterWatermark,
+    OrFinally,
+    Repeatedly,
+    Trigger,
 )  # fmt: skip
 from penstock.dataflow.window import Count, Delta, Global, Punctuation, Session, Sliding, Tumbling
 from penstock.testing.judge import Happened, Held
 from penstock.testing.transcript import (
-    FOREVER_US, Clock, Idle, Input, Pane, Partitions, Record, Restart, Stage, Transcript, Watermark,
+    FOREVER_US,
+    Clock,
+    Idle,
+    Input,
+    Pane,
+    Partitions,
+    Record,
+    Restart,
+    Stage,
+    Transcript,
+    Watermark,
 )  # fmt: skip
 
 BEGINNING_US = -FOREVER_US
@@ -141,7 +161,8 @@ class WatermarkNode(Node):
 
     def fire(self, at: Moment) -> None:
         if self.past:
-            assert self.late and self.trigger.late
+            assert self.late is not None
+            assert self.trigger.late is not None
             self.late.fire(at)
             if self.late.finished:
                 self.late = node(self.trigger.late)
@@ -151,7 +172,8 @@ class WatermarkNode(Node):
             self.late = node(self.trigger.late) if self.trigger.late else None
             self.finished = self.late is None
         else:
-            assert self.early and self.trigger.early
+            assert self.early is not None
+            assert self.trigger.early is not None
             self.early.fire(at)
             if self.early.finished:
                 self.early = node(self.trigger.early)
@@ -490,7 +512,7 @@ class Aggregation:
     def complete(self, cell: Cell, now_us: int) -> list[Pane]:
         """A window that is full: its pane is on time and its last."""
         self.cells.remove(cell)
-        if cell.trigger.finished or not cell.unshown and not cell.trigger.waits_for_watermark():
+        if cell.trigger.finished or (not cell.unshown and not cell.trigger.waits_for_watermark()):
             return []
         return self.show(cell, "on_time", last=True)
 

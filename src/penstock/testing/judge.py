@@ -15,7 +15,17 @@ from typing import Any, NamedTuple, Protocol
 from penstock.clock import MICROS
 from penstock.errors import PenstockError
 from penstock.testing.transcript import (
-    FOREVER_US, Action, Expect, Late, MalformedTranscript, Pane, Record, State, Step, Transcript, read,
+    FOREVER_US,
+    Action,
+    Expect,
+    Late,
+    MalformedTranscript,
+    Pane,
+    Record,
+    State,
+    Step,
+    Transcript,
+    read,
 )  # fmt: skip
 
 
