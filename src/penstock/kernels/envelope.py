@@ -26,7 +26,6 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.kernels.kernel import FOREVER_US, NEVER_US
-from penstock.kernels.placement import groups_of
 
 GROUPS = 16  # key groups of a stage unless the plan says otherwise: the maximum parallelism
 COLUMNS = ("_group", "to", "input", "source", "times", "tick_us", "payload", "counts")
@@ -107,6 +106,8 @@ def payloads(table: pa.Table) -> Iterator[bytes]:
 
 def split(table: pa.Table, *, keys: Sequence[str], groups: int) -> Iterator[tuple[int, pa.Table]]:
     """The rows of each group that has any; inside a group they keep their order."""
+    from penstock.kernels.placement import groups_of  # compiled code: a second to import, and planning needs none of it
+
     if table.num_rows == 0:
         return
     placed = groups_of(table, keys=keys, groups=groups)
