@@ -13,7 +13,6 @@ import socket
 import subprocess
 import tempfile
 import time
-import zipfile
 from pathlib import Path
 from types import TracebackType
 
@@ -83,8 +82,7 @@ class SparkCluster:
             "SPARK_HOME": str(home),
             "SPARK_SCALA_VERSION": "2.13",
             "SPARK_LOCAL_IP": "127.0.0.1",
-            "JAVA_HOME": str(java.home),
-            "JDK_JAVA_OPTIONS": _module_options(self.directory),
+            "JAVA_HOME": _java_home(java, self.directory),
         }
         command = [
             str(java.program), "-cp", f"{home}/jars/*", "-Xmx256m", f"-Dlog4j2.configurationFile={settings}", "-XX:+IgnoreUnrecognizedVMOptions",
@@ -124,14 +122,15 @@ appender.console.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1}: %m%n%ex
 """
 
 
-def _module_options(directory: Path) -> str:
-    """Spark starts executors with a module that small Java runtimes lack. An empty module of that name on the module
-    path satisfies the option; a runtime that has the real one does not look there."""
-    folder = directory / "modules"
-    folder.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(folder / "vector.jar", "w") as jar:
-        jar.writestr("META-INF/MANIFEST.MF", "Manifest-Version: 1.0\nAutomatic-Module-Name: jdk.incubator.vector\n")
-    return f"--module-path={folder}"
+def _java_home(java: Java, directory: Path) -> str:
+    """A Java home for executors. Spark asks for a module that small Java runtimes lack and that it can do without, and
+    has no setting against it; so a script of three lines leaves that option out."""
+    program = directory / "java" / "bin" / "java"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    leave_out = 'for option; do shift; [ "$option" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$option"; done'
+    program.write_text(f'#!/bin/sh\n{leave_out}\nexec "{java.program}" "$@"\n')
+    program.chmod(0o755)
+    return str(directory / "java")
 
 
 def _die_with_parent() -> None:
