@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 
 from penstock.errors import PenstockError
-from penstock.spark.java import Java, find_java
 from penstock.spark.jars import spark_jar
+from penstock.spark.java import Java, find_java
 
 START_S_MAX = 60.0
 STOP_S_MAX = 20.0
