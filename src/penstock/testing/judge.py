@@ -184,10 +184,11 @@ def judge(transcript: Transcript, happened: Sequence[Happened]) -> Verdict:
             case Late(records):
                 differences += _at(step, list(_late_differences(records, late)))
                 late = []
-            case State() if held is None:
-                notes.append(f"step {step.number}: `state` cannot be seen on this host")
             case State() as state:
-                differences += _at(step, list(_state_differences(state, held)))
+                if held is None:
+                    notes.append(f"step {step.number}: `state` cannot be seen on this host")
+                else:
+                    differences += _at(step, list(_state_differences(state, held)))
             case _:
                 assert isinstance(step.does, Action)
                 answer = next(answers)
