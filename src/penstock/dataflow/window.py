@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
-from penstock.clock import micros
+from penstock.clock import micros, spoken
 from penstock.errors import ConfigError
 
 Duration = str | int | float | timedelta
@@ -94,6 +94,7 @@ class Custom(Window):
 
 
 def _positive(duration: Duration, what: str) -> int:
+    """A duration above zero, or an error that names it."""
     value_us = micros(duration)
     if value_us <= 0:
         raise ConfigError(f"{what} is {duration}", remedy="give a duration above zero")
@@ -133,3 +134,114 @@ def delta(column: str, threshold: float) -> Delta:
 
 def punctuation(condition: str) -> Punctuation:
     return Punctuation(condition)
+
+
+def last(
+    *, records: int | None = None, time: Duration | None = None, delta: tuple[str, float] | None = None,
+    every_records: int | None = None, every: Duration | None = None, every_delta: tuple[str, float] | None = None, measure: Measure = "event",
+) -> Last:  # fmt: skip
+    """Mixed policy: what is in range and when it is shown are chosen apart: `last(records=100, every="10s")`."""
+    if (
+        sum(given is not None for given in (records, time, delta)) != 1
+        or sum(given is not None for given in (every_records, every, every_delta)) != 1
+    ):
+        raise ConfigError("last() needs one range and one step", remedy='write for example last(records=100, every="10s")')
+    for given, name in ((records, "records"), (every_records, "every_records")):
+        if given is not None and given < 1:
+            raise ConfigError(f"last({name}={given})", remedy="give 1 or more")
+    return Last(
+        records, None if time is None else _positive(time, "range"), delta,
+        every_records, None if every is None else _positive(every, "step"), every_delta, measure,
+    )  # fmt: skip
+
+
+def custom(assign: Callable[..., object]) -> Custom:
+    """Windows of your own: `assign(times_us) -> (rows, starts_us, ends_us)`, three arrays, one entry per record and window."""
+    return Custom(assign)
+
+
+def ends(window: Window) -> bool:
+    """Whether the watermark, or the window itself, can complete it: all but the global window."""
+    return not isinstance(window, Global)
+
+
+def by_event_time(window: Window) -> bool:
+    """Whether it places records by their event time."""
+    match window:
+        case Tumbling() | Sliding():
+            return window.time == "event"
+        case Last():
+            return window.time == "event" and (window.range_us is not None or window.every_us is not None)
+        case Session() | Custom():
+            return True
+        case _:
+            return False
+
+
+def by_processing_time(window: Window) -> bool:
+    return isinstance(window, Tumbling | Sliding | Last) and window.time == "processing"
+
+
+def span_us(window: Window) -> int | None:
+    """How much time a window covers, if that is fixed."""
+    match window:
+        case Tumbling() | Sliding():
+            return window.size_us
+        case Last():
+            return window.range_us
+        case _:
+            return None
+
+
+def columns(window: Window) -> tuple[str, ...]:
+    """The expressions over a record that the window needs."""
+    match window:
+        case Session() if window.gap is not None:
+            return (window.gap,)
+        case Delta():
+            return (window.column,)
+        case Punctuation():
+            return (window.condition,)
+        case Last():
+            return tuple(pair[0] for pair in (window.range_delta, window.every_delta) if pair is not None)
+        case _:
+            return ()
+
+
+def text(window: Window) -> str:
+    """As a person says it.
+
+    >>> text(sliding("60s", every="5s"))
+    'sliding 60s every 5s'
+    """
+    match window:
+        case Tumbling():
+            return f"tumbling {spoken(window.size_us)}{_placed(window.offset_us, window.time)}"
+        case Sliding():
+            return f"sliding {spoken(window.size_us)} every {spoken(window.every_us)}{_placed(window.offset_us, window.time)}"
+        case Session():
+            return f"session {window.gap if window.gap_us is None else spoken(window.gap_us)}"
+        case Global():
+            return "global"
+        case Count():
+            return f"count {window.size}" + ("" if window.every == window.size else f" every {window.every}")
+        case Delta():
+            return f"delta {window.column} {window.threshold:g}"
+        case Punctuation():
+            return f"punctuation {window.condition}"
+        case Last():
+            return f"last {_policy(window.range_count, window.range_us, window.range_delta)} every {_policy(window.every_count, window.every_us, window.every_delta)}"
+        case Custom():
+            return f"custom {getattr(window.assign, '__qualname__', 'function')}"
+        case _:
+            raise AssertionError(f"no text for {type(window).__name__}")
+
+
+def _placed(offset_us: int, time: Measure) -> str:
+    return (f" offset {spoken(offset_us)}" if offset_us else "") + (" of processing time" if time == "processing" else "")
+
+
+def _policy(count: int | None, duration_us: int | None, delta: tuple[str, float] | None) -> str:
+    if count is not None:
+        return f"{count} records"
+    return spoken(duration_us) if duration_us is not None else f"delta {delta[0]} {delta[1]:g}" if delta else "?"

@@ -68,7 +68,6 @@ class Scan:
     feeds: tuple[Feed, ...]
     topics: tuple[str, ...] = ()
     format: str = "json"  # json, csv, text, raw
-    columns: tuple[str, ...] | None = None  # what later steps use (projection); None: all
     requirements: tuple[Requirement, ...] = ()
     before_time: tuple[RowStep, ...] = ()  # steps between the read and its event time, common to all feeds
     event_time: str | None = None  # a TIMESTAMP column after `before_time`; None: the record's own timestamp
@@ -150,11 +149,17 @@ class PhysicalPlan:
     rules: tuple[str, ...] = ()  # names of the rules that changed something
 
     def __post_init__(self) -> None:
-        ids = [part.id for part in (*self.scans, *self.stages, *self.sinks)]
-        assert len(set(ids)) == len(ids), "ids are unique over scans, stages and sinks"
-        known = {part.id for part in (*self.stages, *self.sinks)}
-        for sender in (*self.scans, *self.stages):
+        receivers: list[Stage | Sink] = [*self.stages, *self.sinks]
+        known = {part.id for part in receivers}
+        assert len(known | {scan.id for scan in self.scans}) == len(receivers) + len(self.scans), (
+            "ids are unique over scans, stages and sinks"
+        )
+        for sender in self.senders:
             assert all(feed.to in known and feed.to > sender.id for feed in sender.feeds), "feeds go forward to a stage or sink"
+
+    @property
+    def senders(self) -> list[Scan | Stage]:
+        return [*self.scans, *self.stages]
 
     def stage(self, id: int) -> Stage:
         return next(stage for stage in self.stages if stage.id == id)
@@ -164,7 +169,7 @@ class PhysicalPlan:
 
     def feeds_to(self, id: int) -> Iterator[tuple[Scan | Stage, Feed]]:
         """The edges that end at a stage or sink, with their senders."""
-        for sender in (*self.scans, *self.stages):
+        for sender in self.senders:
             for feed in sender.feeds:
                 if feed.to == id:
                     yield sender, feed
