@@ -63,6 +63,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "broker":
+        return import_module("penstock.broker")  # callable: `with penstock.broker() as b: b.address`
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'penstock' has no attribute '{name}'")
     value = getattr(import_module(_MODULE_OF[name]), name)

@@ -145,7 +145,8 @@ def millis(duration: timedelta) -> int:
 
 def _decode(reader: Any, frame: Buffer, at: int) -> Any:
     try:
-        entity, size = reader(frame, at)
+        # kio reads immutable buffers only. The messages that carry records do not come this way, so the copy is small.
+        entity, size = reader(frame if isinstance(frame, bytes) else bytes(frame), at)
     except Exception as error:
         raise Malformed(f"message of {len(frame)} bytes cannot be read: {error}") from error
     if at + size != len(frame):
@@ -186,7 +187,7 @@ def _put_entity(entity: Any) -> Put:
             put(out, value)
         if not flexible:
             return
-        given = [(tag, name, put) for tag, name, put in tagged if name in body]
+        given = [(tag, name, put) for tag, name, put in tagged if body.get(name) is not None]
         put_uvarint(out, len(given))
         for tag, name, put in given:
             part = bytearray()
@@ -265,8 +266,8 @@ def _primitive(kind: str, flexible: bool) -> Put:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers as they are; kio's default durations as milliseconds."""
-    return millis(value) if isinstance(value, timedelta) else value
+    """Numbers as they are; kio's default durations as milliseconds, and an absent time as -1."""
+    return millis(value) if isinstance(value, timedelta) else -1 if value is None else value
 
 
 def _put_uuid(out: bytearray, value: uuid.UUID | bytes | None) -> None:

@@ -323,7 +323,15 @@ def _put_fetched(out: bytearray, part: Fetched, version: int, flexible: bool) ->
 
 
 def pack_fetch(
-    parts: Sequence[FetchPart], *, version: int, correlation_id: int, client_id: str, wait_ms_max: int, bytes_min: int, bytes_max: int, isolation_level: int
+    parts: Sequence[FetchPart],
+    *,
+    version: int,
+    correlation_id: int,
+    client_id: str,
+    wait_ms_max: int,
+    bytes_min: int,
+    bytes_max: int,
+    isolation_level: int,
 ) -> bytearray:
     """A whole Fetch request frame of version 4 to 16, without a session; parts of one topic must stand together."""
     flexible = version >= FETCH_FLEXIBLE
