@@ -66,7 +66,7 @@ class BatchHeader(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    count: int
+    record_count: int
 
     @property
     def size(self) -> int:
@@ -126,8 +126,8 @@ def why_wrong(buffer: Buffer, header: BatchHeader, position: int = 0) -> str | N
         return f"magic {header.magic} instead of 2"
     if header.length < HEADER_BYTES - PREFIX_BYTES or end > len(buffer):
         return f"length {header.length} does not fit into {len(buffer) - position} bytes"
-    if header.base_offset < 0 or header.last_offset_delta < 0 or not 0 <= header.count <= header.last_offset_delta + 1:
-        return f"counts do not fit: base offset {header.base_offset}, last delta {header.last_offset_delta}, {header.count} records"
+    if header.base_offset < 0 or header.last_offset_delta < 0 or not 0 <= header.record_count <= header.last_offset_delta + 1:
+        return f"counts do not fit: base offset {header.base_offset}, last delta {header.last_offset_delta}, {header.record_count} records"
     found = checksum(buffer, start=position, end=end)
     if found != header.crc:
         return f"CRC32C is {found:08x}, the header says {header.crc:08x}"
@@ -224,10 +224,12 @@ def _bytes_at(data: bytes, position: int) -> tuple[bytes | None, int]:
 def decode(buffer: Buffer, header: BatchHeader | None = None) -> Iterator[Record]:
     """The records of one batch. Raises `CorruptBatch` where they do not parse or are not as many as the header says."""
     header = header or parse(buffer)
+    if header.record_count == 0:
+        return  # compaction leaves such a batch for its producer's sequence
     data = decompress(buffer[HEADER_BYTES : header.size], header.codec)
     position = 0
     try:
-        for _ in range(header.count):
+        for _ in range(header.record_count):
             record, position = _record(data, position, header)
             yield record
     except IndexError:
@@ -311,7 +313,7 @@ def encode(
         producer_id=producer_id,
         producer_epoch=producer_epoch,
         base_sequence=base_sequence,
-        count=len(records),
+        record_count=len(records),
     )
     return assembled(header, compress(body, codec))
 

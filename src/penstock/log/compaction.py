@@ -1,12 +1,213 @@
-"""Compaction by key."""
+"""Compaction: keep, of each key, the last record, so that a topic's size follows its keys and not its history.
+
+Invariants: the last committed record of every key stays, at its offset, with its bytes; order and offsets never change. Nothing at or after the last stable offset
+is touched, nor the active segment. A tombstone (a record without a value) and a transaction's marker stay for delete.retention.ms after
+the first pass that saw them, so that a reader who is that far behind still learns of them; the time is kept in the batch itself (attribute bit 6,
+base timestamp). Records of aborted transactions go at once, a marker not before its transaction is forgotten.
+
+A pass reads full segments, which nobody changes, and writes `<range>.log.cleaned` beside them without a lock. Then the file is synced and renamed: that one step
+replaces the old segments (recovery.py reads the names the same way). A crash before it leaves a leftover, after it superseded files."""
 
 from __future__ import annotations
 
+import hashlib
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from penstock.log import batch as rb
+from penstock.log.batch import BatchHeader, Record
+from penstock.log.producers import Aborted
+from penstock.log.segment import Segment, segment_name
+from penstock.log.storage import Buffer, Storage
 
 if TYPE_CHECKING:
     from penstock.log.partition import Partition
 
+KEYS_MAX = 5_000_000  # in one pass; about 100 bytes each. A larger dirty part is compacted in several passes
+KEY_BYTES_MAX = 32  # longer keys are remembered by their hash
+SEGMENTS_PER_FILE_MAX = 1_000
 
-def compact(partition: Partition, *, now_us: int) -> str | None:
-    return None
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What a pass did."""
+
+    end_offset: int
+    bytes_before: int
+    bytes_after: int
+
+    def __str__(self) -> str:
+        return f"compacted up to offset {self.end_offset}: {self.bytes_before} bytes became {self.bytes_after}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a pass needs to know; fixed when it begins."""
+
+    latest: dict[bytes, int]  # key -> offset of its last committed record in the dirty part
+    aborted: tuple[Aborted, ...]
+    last_offsets: frozenset[int]  # last batch of each producer: kept, empty if need be, for its sequence
+    now_ms: int
+    horizon_ms: int
+
+
+def compact(partition: Partition, *, now_us: int, force: bool = False) -> Compacted | None:
+    """Compact what is due; None if nothing is. `force` skips the question whether it is worth it."""
+    if not partition.compaction_lock.acquire(blocking=False):
+        return None
+    try:
+        now_ms = now_us // 1_000
+        segments = _due(partition, now_ms=now_ms, force=force)
+        if not segments:
+            return None
+        this, segments = _plan(partition, segments, now_ms)
+        end = segments[-1].end_offset or partition.end_of(segments[-1])
+        before = sum(segment.size for segment in segments)
+        after = 0
+        for group in _groups(segments, bytes_max=partition.config.segment_bytes):
+            after += _rewrite(partition, group, this)
+        partition.forget_transactions_before(end)
+        return Compacted(end, before, after)
+    finally:
+        partition.compaction_lock.release()
+
+
+def _due(partition: Partition, *, now_ms: int, force: bool) -> list[Segment]:
+    """The full segments that a pass would read, or none."""
+    config = partition.config
+    partition.roll_if_old(now_ms=now_ms)
+    with partition.lock:
+        stable = min(partition.last_stable_offset, partition.high_watermark)
+        chosen: list[Segment] = []
+        for segment, follower in zip(partition.segments, partition.segments[1:]):
+            too_young = not segment.is_compacted and now_ms - segment.max_timestamp < config.compaction_lag_ms_min
+            if follower.base_offset > stable or too_young or segment.damage is not None:
+                break
+            chosen.append(segment)
+        dirty = [segment for segment in chosen if not segment.is_compacted]
+        if not dirty:
+            return []
+        dirty_bytes, all_bytes = sum(s.size for s in dirty), sum(s.size for s in chosen)
+        overdue = any(now_ms - (s.first_append_ms or s.max_timestamp) >= config.compaction_lag_ms_max for s in dirty)
+        return chosen if force or overdue or dirty_bytes >= config.dirty_ratio_min * all_bytes else []
+
+
+def _plan(partition: Partition, segments: list[Segment], now_ms: int) -> tuple[Pass, list[Segment]]:
+    """Find the last offset of each key in the dirty part; leave out the segments after the one that fills the map."""
+    with partition.lock:
+        aborted = tuple(partition.producers.aborted)
+        last_offsets = frozenset(producer.last_offset for producer in partition.producers.by_id.values())
+    latest: dict[bytes, int] = {}
+    read = 0
+    for number, segment in enumerate(segments):
+        read = number + 1
+        if segment.is_compacted:
+            continue
+        for header, _, data in segment.scan():
+            if header.is_control or is_aborted(header, aborted):
+                continue
+            for record in rb.decode(data, header):
+                if record.key is not None:
+                    latest[_short(record.key)] = record.offset
+        if len(latest) >= KEYS_MAX:
+            break
+    return Pass(latest, aborted, last_offsets, now_ms, now_ms + partition.config.delete_retention_ms), segments[:read]
+
+
+def _short(key: bytes) -> bytes:
+    return key if len(key) < KEY_BYTES_MAX else hashlib.blake2b(key, digest_size=KEY_BYTES_MAX).digest()
+
+
+def _groups(segments: list[Segment], *, bytes_max: int) -> Iterator[list[Segment]]:
+    """Consecutive segments that become one file, which is no larger than a segment may be."""
+    group: list[Segment] = []
+    size = 0
+    for segment in segments:
+        if group and (size + segment.size > bytes_max or len(group) >= SEGMENTS_PER_FILE_MAX):
+            yield group
+            group, size = [], 0
+        group.append(segment)
+        size += segment.size
+    if group:
+        yield group
+
+
+def _rewrite(partition: Partition, group: list[Segment], this: Pass) -> int:
+    storage, directory = partition.storage, partition.directory
+    base_offset, end_offset = group[0].base_offset, group[-1].end_offset or partition.end_of(group[-1])
+    path = posixpath.join(directory, segment_name(base_offset, end_offset))
+    cleaned = path + ".cleaned"
+    if storage.exists(cleaned):
+        storage.unlink(cleaned)
+    target = Segment(storage, path, place=partition.place, base_offset=base_offset, end_offset=end_offset)
+    size = _write(storage, cleaned, target, group, this)
+    partition.swap(group, target, cleaned=cleaned)
+    return size
+
+
+def _write(storage: Storage, cleaned: str, target: Segment, group: list[Segment], this: Pass) -> int:
+    file = storage.open(cleaned, create=True)
+    try:
+        for segment in group:
+            for header, _, data in segment.scan():
+                kept = cleaned_batch(header, data, this)
+                if kept is not None:
+                    file.append([kept])
+                    new = rb.parse(kept)
+                    target.note(new.base_offset, new.next_offset, new.max_timestamp, new.size)
+        file.fdatasync()
+    finally:
+        file.close()
+    return target.size
+
+
+def is_aborted(header: BatchHeader, aborted: tuple[Aborted, ...]) -> bool:
+    if not header.is_transactional:
+        return False
+    return any(one.producer_id == header.producer_id and one.first_offset <= header.base_offset < one.next_offset for one in aborted)
+
+
+def cleaned_batch(header: BatchHeader, data: Buffer, this: Pass) -> Buffer | None:
+    """What is left of a batch: itself, a shorter one, or None."""
+    has_horizon = bool(header.attributes & rb.DELETE_HORIZON)
+    expired = has_horizon and header.base_timestamp <= this.now_ms
+    if header.is_control:
+        if expired and not any(one.next_offset == header.next_offset for one in this.aborted):
+            return None
+        return data if has_horizon else _with_records(header, list(rb.decode(data, header)), horizon_ms=this.horizon_ms)
+    if is_aborted(header, this.aborted):
+        records, kept = None, []
+    else:
+        records = list(rb.decode(data, header))
+        kept = [record for record in records if _is_kept(record, this, expired=expired)]
+    tombstones = any(record.value is None for record in kept)
+    if not kept:
+        return _with_records(header, [], horizon_ms=None) if header.next_offset - 1 in this.last_offsets else None
+    if records is not None and len(kept) == len(records) and (has_horizon or not tombstones):
+        return data
+    return _with_records(header, kept, horizon_ms=this.horizon_ms if tombstones and not has_horizon else None)
+
+
+def _is_kept(record: Record, this: Pass, *, expired: bool) -> bool:
+    if record.key is None or (record.value is None and expired):
+        return False
+    return this.latest.get(_short(record.key), -1) <= record.offset
+
+
+def _with_records(header: BatchHeader, records: list[Record], *, horizon_ms: int | None) -> bytes:
+    """The batch with these records; the offsets it covers, its producer and its codec stay. The horizon takes the place of the base
+    timestamp, and the records' times are told relative to it, so they stay what they were."""
+    attributes, base_timestamp = header.attributes, header.base_timestamp
+    if horizon_ms is not None:
+        attributes, base_timestamp = attributes | rb.DELETE_HORIZON, horizon_ms
+    body = rb.encode_records(records, base_offset=header.base_offset, base_timestamp=base_timestamp) if records else b""
+    times = [record.timestamp_ms for record in records]
+    fields = header._replace(
+        attributes=attributes,
+        base_timestamp=base_timestamp,
+        max_timestamp=header.max_timestamp if header.attributes & rb.LOG_APPEND_TIME or not times else max(times),
+        record_count=len(records),
+    )
+    return rb.assembled(fields, rb.compress(body, header.codec) if records else b"")

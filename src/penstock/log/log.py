@@ -59,7 +59,7 @@ class Log:
         self._by_id: dict[bytes, Topic] = {}
         self._closed = False
         TopicConfig.of(config.topic_defaults)  # refuse wrong defaults before anything is touched
-        storage.mkdir(directory)
+        _make_directory(storage, directory)
         try:
             self._directory_lock = storage.lock(posixpath.join(directory, "lock"))
         except BlockingIOError:
@@ -160,7 +160,7 @@ class Log:
         with self._lock:
             topic = self.topic(name)
             for partition in topic.partitions:
-                partition.abandon()
+                partition.abandon(UnknownTopic(f"{partition.place}: the topic was deleted"))
             del self._by_name[name], self._by_id[topic.id]
             try:
                 deleted = on_disk.mark_deleted(self._storage, self._root, topic.directory)
@@ -220,6 +220,10 @@ class Log:
         self._points.sync()
         return done
 
+    def sync_points(self) -> None:
+        """Bring the recovery points to disk, so that the next recovery has less to check."""
+        self._points.sync()
+
     def close(self) -> None:
         """Bring everything to disk and let go of the directory."""
         with self._lock:
@@ -244,3 +248,15 @@ class Log:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _make_directory(storage: Storage, directory: str) -> None:
+    """The directory and what is missing above it; on disk when it returns."""
+    missing = []
+    path = directory
+    while path not in ("", "/") and not storage.exists(path):
+        missing.append(path)
+        path = posixpath.dirname(path)
+    storage.mkdir(directory)
+    for made in missing:
+        storage.sync_dir(posixpath.dirname(made) or ".")

@@ -25,16 +25,7 @@ from penstock.log import checkpoint
 from penstock.log.batch import HEADER_BYTES, BatchHeader, Record
 from penstock.log.commit import Callback, Committer, storage_failed
 from penstock.log.config import TopicConfig
-from penstock.log.errors import (
-    BatchTooLarge,
-    CorruptBatch,
-    Damaged,
-    InvalidRecord,
-    InvalidTimestamp,
-    LogError,
-    OffsetOutOfRange,
-    UnsupportedCodec,
-)
+from penstock.log.errors import BatchTooLarge, CorruptBatch, InvalidRecord, InvalidTimestamp, LogError, OffsetOutOfRange, UnsupportedCodec
 from penstock.log.points import RecoveryPoints
 from penstock.log.producers import Producers
 from penstock.log.recovery import Recovered, load_producers, recover, snapshot_path
@@ -43,7 +34,6 @@ from penstock.log.storage import Buffer, Storage
 
 LEADER_EPOCH = 0
 OPEN_SEGMENTS_MAX = 4  # of the full ones; the active one is always open
-SNAPSHOTS_KEPT = 2
 _CODEC_OF = rb.CODECS | {"producer": -1}
 
 
@@ -83,12 +73,14 @@ class Partition:
         self.durable_offset = self.next_offset
         self.failed: LogError | None = recovered.damage
         self.compacted_until = max((s.end_offset or 0 for s in self.segments), default=0)
-        self._storage, self._commits, self._points = storage, commits, points
+        self.storage, self._commits, self._points = storage, commits, points
         self._bases = [segment.base_offset for segment in self.segments]
-        self._unsynced: list[Segment] = []
-        self._lock = threading.RLock()
-        self._sync_lock = threading.Lock()  # held while files are synced, so that none is closed meanwhile
-        self._compact_lock = threading.Lock()  # one compaction at a time
+        self._unsynced: list[Segment] = []  # full, and not yet synced as a whole
+        self._syncing: list[Segment] = []
+        self._doomed: list[Segment] = []  # removed while they were being synced
+        self.lock = threading.RLock()
+        self._sync_lock = threading.Lock()  # held while files are synced; taken before `lock`, never after it
+        self.compaction_lock = threading.Lock()  # one compaction at a time
         self._opened: deque[Segment] = deque()
 
     @property
@@ -110,10 +102,11 @@ class Partition:
 
     @property
     def last_stable_offset(self) -> int:
-        """Everything before it is visible and of no open transaction."""
-        with self._lock:
-            first_open = self.producers.first_open_offset()
-            return self.high_watermark if first_open is None else min(first_open, self.high_watermark)
+        """Everything before it is visible and of a transaction that has ended for good."""
+        with self.lock:
+            visible = self.high_watermark
+            unstable = self.producers.first_unstable_offset(high_watermark=visible)
+            return visible if unstable is None else min(unstable, visible)
 
     @classmethod
     def create(cls, storage: Storage, directory: str) -> None:
@@ -150,7 +143,7 @@ class Partition:
             recovered=recovered,
         )
         if recovered.damage is None:
-            points.set(topic_id, index, partition.next_offset)
+            points.record(topic_id, index, partition.next_offset)
         return partition
 
     # --- append ------------------------------------------------------------------------------------------------------
@@ -178,7 +171,7 @@ class Partition:
     def _append(self, batch: Buffer, header: BatchHeader, *, commits: bool | None, now_ms: int) -> Appended:
         stamped_ms = now_ms if self.config.log_append_time else -1
         size = len(batch)
-        with self._lock:
+        with self.lock:
             if self.failed is not None:
                 raise self.failed
             if header.producer_id >= 0:
@@ -234,8 +227,8 @@ class Partition:
         found = google_crc32c.value(bytes(batch[rb.CRC_FROM :]))
         if found != header.crc:
             raise CorruptBatch(f"{self.place}: CRC32C is {found:08x}, the header says {header.crc:08x}")
-        if header.count < 1 or header.last_offset_delta != header.count - 1:
-            raise InvalidRecord(f"{self.place}: {header.count} records with last offset delta {header.last_offset_delta}")
+        if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:
+            raise InvalidRecord(f"{self.place}: {header.record_count} records with last offset delta {header.last_offset_delta}")
         if header.codec > rb.ZSTD:
             raise UnsupportedCodec(f"{self.place}: codec {header.codec} is not one of none, gzip, snappy, lz4, zstd")
         if header.producer_id >= 0 and (header.producer_epoch < 0 or header.base_sequence < 0):
@@ -279,19 +272,19 @@ class Partition:
 
     def roll(self) -> Segment:
         """Begin a new segment. Its name is on disk before anything is written to it."""
-        with self._lock:
+        with self.lock:
             full = self.active
             try:
                 self.write_snapshot()
                 path = posixpath.join(self.directory, segment_name(self.next_offset))
                 fresh = Segment.create(
-                    self._storage,
+                    self.storage,
                     path,
                     place=self.place,
                     base_offset=self.next_offset,
                     index_interval_bytes=self.config.index_interval_bytes,
                 )
-                self._storage.sync_dir(self.directory)
+                self.storage.sync_dir(self.directory)
                 full.write_index()
             except OSError as error:
                 raise storage_failed(self.place, "new segment", error) from error
@@ -301,14 +294,57 @@ class Partition:
         self._commits.submit(self)  # at level os too: full segments reach the disk, and the recovery point moves on
         return fresh
 
+    def roll_if_old(self, *, now_ms: int) -> None:
+        """Begin a new segment if the active one is as old as the configuration lets it become."""
+        with self.lock:
+            age_ms = min(self.config.segment_ms, self.config.compaction_lag_ms_max)
+            if self.active.size and self.active.first_append_ms is not None and now_ms - self.active.first_append_ms >= age_ms:
+                self.roll()
+
+    def end_of(self, segment: Segment) -> int:
+        """Where the next segment begins."""
+        with self.lock:
+            return self.segments[self.segments.index(segment) + 1].base_offset
+
+    def swap(self, group: list[Segment], compacted: Segment, *, cleaned: str) -> None:
+        """Let a compacted file, written and synced as `cleaned`, take the place of the segments it was made from."""
+        with self.lock:
+            if any(segment not in self.segments for segment in group):  # retention was faster
+                self.storage.unlink(cleaned)
+                return
+            if self.storage.exists(compacted.index_path):  # of the same range, compacted before
+                self.storage.unlink(compacted.index_path)
+                self.storage.sync_dir(self.directory)
+            self.storage.rename(cleaned, compacted.path)
+            self.storage.sync_dir(self.directory)
+            for segment in group:
+                segment.is_replaced = segment.path == compacted.path  # its name is the new file's now
+            first = self.segments.index(group[0])
+            self.segments[first : first + len(group)] = [compacted]
+            self._bases = [segment.base_offset for segment in self.segments]
+            self.compacted_until = max(self.compacted_until, compacted.end_offset or 0)
+            compacted.write_index()
+            self._discard(group)
+
+    def forget_transactions_before(self, offset: int) -> None:
+        """Aborted transactions whose records compaction has removed need no mention any more. This cannot be taken back by a crash when
+        a later pass removes their markers: a mention without its marker would make readers drop what comes after."""
+        with self.lock:
+            if not any(aborted.next_offset <= offset for aborted in self.producers.aborted):
+                return
+            self.producers.forget_before(offset)
+            self.write_snapshot()
+        self.flush()
+
     def write_snapshot(self) -> None:
-        """Save the producers as of now, and forget all but the last few saves."""
-        with self._lock:
-            path = snapshot_path(self.directory, self.next_offset)
-            checkpoint.write(self._storage, path, "producers", self.producers.to_json())
-            saved = [name for name in self._storage.listdir(self.directory) if name.endswith(".snapshot")]
-            for name in saved[:-SNAPSHOTS_KEPT]:
-                self._storage.unlink(posixpath.join(self.directory, name))
+        """Save the producers as of now. Older saves go, but not the last one that no crash can take back: what it tells may
+        be in no other place any more, once segments before it were compacted."""
+        with self.lock:
+            checkpoint.write(self.storage, snapshot_path(self.directory, self.next_offset), "producers", self.producers.to_json())
+            saved = sorted(name for name in self.storage.listdir(self.directory) if name.endswith(".snapshot"))
+            safe = [name for name in saved if int(name.removesuffix(".snapshot")) <= self.durable_offset]
+            for name in safe[:-1]:
+                self.storage.unlink(posixpath.join(self.directory, name))
 
     def segment_of(self, offset: int) -> int:
         return max(0, bisect_right(self._bases, offset) - 1)
@@ -316,44 +352,54 @@ class Partition:
     def _reading(self, segment: Segment) -> Segment:
         """Keep a bounded number of full segments open."""
         if not segment.is_open and segment is not self.segments[-1]:
-            while len(self._opened) >= OPEN_SEGMENTS_MAX:
-                oldest = self._opened.popleft()
-                if oldest is not self.segments[-1] and oldest not in self._unsynced:
-                    oldest.close()
-            self._opened.append(segment)
+            self._admit(segment)
         return segment
+
+    def _admit(self, segment: Segment) -> None:
+        while len(self._opened) >= OPEN_SEGMENTS_MAX:
+            oldest = self._opened.popleft()
+            if oldest not in self._unsynced:
+                oldest.close()
+        self._opened.append(segment)
 
     # --- durability --------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Bring everything appended so far to disk. Called by the commit threads, and when closing."""
         with self._sync_lock:
-            with self._lock:
+            with self.lock:
                 if self.failed is not None:
                     raise self.failed
-                target, full = self.next_offset, self._unsynced
+                target, full = self.next_offset, list(self._unsynced)
                 if target == self.durable_offset and not full:
                     return
-                segments = [*full, self.active]
+                self._syncing = [*full, self.active]
+            failure: LogError | None = None
             try:
-                for segment in segments:
+                for segment in self._syncing:
                     segment.file.fdatasync()
             except OSError as error:
                 failure = storage_failed(self.place, "fsync failed, the partition is stopped", error)
-                with self._lock:
+            with self.lock:
+                self._syncing = []
+                while self._doomed:
+                    self._doomed.pop().close()
+                if failure is not None:
                     self.failed = failure
-                raise failure from error
-            with self._lock:
-                self._unsynced = [segment for segment in self._unsynced if segment not in full]
+                    raise failure
+                for segment in full:
+                    if segment in self._unsynced:  # else it was deleted meanwhile
+                        self._unsynced.remove(segment)
+                        self._admit(segment)
                 self.durable_offset = max(self.durable_offset, target)
-            self._points.set(self.topic_id, self.index, target)
+            self._points.record(self.topic_id, self.index, target)
 
     # --- read --------------------------------------------------------------------------------------------------------
 
     def read(self, start: int, *, bytes_max: int, committed: bool = False) -> list[memoryview]:
         """Whole batches from the one that holds `start`; at least one if there is any, however large. Empty at the end.
         With `committed` nothing at or after the last stable offset; aborted records are in there, `aborted` names them."""
-        with self._lock:
+        with self.lock:
             if not self.start_offset <= start <= self.next_offset:
                 raise OffsetOutOfRange(self.place, start, start=self.start_offset, end=self.next_offset)
             end = self.last_stable_offset if committed else self.high_watermark
@@ -370,12 +416,12 @@ class Partition:
 
     def aborted(self, start: int, end: int) -> list[tuple[int, int]]:
         """(producer id, first offset) of the aborted transactions with records in [start, end)."""
-        with self._lock:
+        with self.lock:
             return [(aborted.producer_id, aborted.first_offset) for aborted in self.producers.aborted_between(start, end)]
 
     def batches(self, start: int | None = None) -> Iterator[tuple[BatchHeader, memoryview]]:
         """Every batch from the one that holds `start` to the end, checked."""
-        with self._lock:
+        with self.lock:
             start = self.start_offset if start is None else start
             segments = self.segments[self.segment_of(start) :]
         for segment in segments:
@@ -394,7 +440,7 @@ class Partition:
 
     def offset_for_time(self, timestamp_ms: int) -> tuple[int, int] | None:
         """(offset, time) of the first visible record at or after a time, also when times are out of order."""
-        with self._lock:
+        with self.lock:
             end = self.high_watermark
             for segment in self.segments:
                 if segment.max_timestamp < timestamp_ms or segment.next_offset <= self.start_offset:
@@ -407,7 +453,7 @@ class Partition:
 
     def offset_of_max_timestamp(self) -> tuple[int, int] | None:
         """(offset, time) of the first record with the latest time."""
-        with self._lock:
+        with self.lock:
             times = [segment.max_timestamp for segment in self.segments if segment.size and segment.next_offset > self.start_offset]
             return self.offset_for_time(max(times)) if times else None
 
@@ -415,7 +461,7 @@ class Partition:
 
     def delete_before(self, offset: int) -> int:
         """Serve nothing before `offset` any more, for good; whole segments before it are removed. Returns the new start."""
-        with self._lock:
+        with self.lock:
             if not 0 <= offset <= self.high_watermark:
                 raise OffsetOutOfRange(self.place, offset, start=self.start_offset, end=self.high_watermark)
             if offset > self.start_offset:
@@ -425,7 +471,7 @@ class Partition:
     def _move_start(self, offset: int) -> None:
         # The new start is on disk before the first file goes: a power loss may undo any of the removals, in any order.
         try:
-            checkpoint.write(self._storage, posixpath.join(self.directory, "start"), "start", {"start_offset": offset})
+            checkpoint.write(self.storage, posixpath.join(self.directory, "start"), "start", {"start_offset": offset})
         except OSError as error:
             raise storage_failed(self.place, "new start offset", error) from error
         self.start_offset = offset
@@ -435,19 +481,23 @@ class Partition:
         self._discard(gone)
 
     def _discard(self, segments: list[Segment]) -> None:
-        with self._sync_lock:
-            self._unsynced = [segment for segment in self._unsynced if segment not in segments]
-            for segment in segments:
-                if segment in self._opened:
-                    self._opened.remove(segment)
-                segment.remove()
+        """Remove segments that the partition no longer has. One that is being synced is closed when that is done."""
+        for segment in segments:
+            for held in (self._opened, self._unsynced):
+                if segment in held:
+                    held.remove(segment)
+            segment.unlink()
+            if segment in self._syncing:
+                self._doomed.append(segment)
+            else:
+                segment.close()
 
     def enforce_retention(self, *, now_us: int) -> int:
         """Remove the oldest segments as retention.ms and retention.bytes ask. Returns the number of segments removed."""
         config, now_ms = self.config, now_us // 1_000
         if not config.is_deleted or self.failed is not None:
             return 0
-        with self._lock:
+        with self.lock:
             limit = min(self.high_watermark, self.last_stable_offset)
             if config.retention_ms >= 0 and self.active.size and self._is_expired(self.active, now_ms) and self.next_offset <= limit:
                 self.roll()
@@ -469,7 +519,7 @@ class Partition:
 
     def truncate(self, offset: int) -> None:
         """Drop everything from the batch that holds `offset` on, durably."""
-        with self._sync_lock, self._lock:
+        with self._sync_lock, self.lock:
             if offset >= self.next_offset:
                 return
             number = self.segment_of(offset)
@@ -477,50 +527,48 @@ class Partition:
             if segment.is_compacted or offset < self.start_offset:
                 raise OffsetOutOfRange(self.place, offset, start=max(self.start_offset, self.compacted_until), end=self.next_offset)
             # First the promise, then the data: a crash in between must find no recovery point beyond the end.
-            self._points.set(self.topic_id, self.index, min(offset, segment.base_offset))
+            self._points.record(self.topic_id, self.index, min(offset, segment.base_offset))
             self._points.sync()
             for gone in reversed(later):
                 gone.remove()
             for path in (segment.index_path,):
-                if self._storage.exists(path):
-                    self._storage.unlink(path)
-            self._storage.sync_dir(self.directory)
+                if self.storage.exists(path):
+                    self.storage.unlink(path)
+            self.storage.sync_dir(self.directory)
             segment.truncate(offset)
             segment.file.fdatasync()
             self.segments, self._bases = self.segments[: number + 1], self._bases[: number + 1]
             self._unsynced = [other for other in self._unsynced if other in self.segments]
             self.next_offset = self.durable_offset = segment.next_offset
-            self.producers = load_producers(self._storage, self.directory, place=self.place, segments=self.segments)
+            self.producers = load_producers(self.storage, self.directory, place=self.place, segments=self.segments)
 
     # --- upkeep ------------------------------------------------------------------------------------------------------
 
     def checkpoint_index(self) -> None:
         """Save the index of the active segment, so that recovery begins where it ends."""
-        with self._lock:
+        with self.lock:
             if self.failed is None and self.active.size:
                 self.active.write_index()
 
     def producers_expire(self, *, now_us: int) -> None:
-        with self._lock:
+        with self.lock:
             self.producers.expire(now_ms=now_us // 1_000)
 
     def close(self) -> None:
         """Sync, save producers and index, close. Recovery will have nothing to do."""
         if self.failed is None:
             self.flush()
-            with self._lock:
+            with self.lock:
                 self.checkpoint_index()
                 self.write_snapshot()
-        with self._sync_lock, self._lock:
+        with self._sync_lock, self.lock:
             for segment in self.segments:
                 segment.close()
 
-    def abandon(self) -> None:
-        """Close the files without writing: the topic is being deleted, or the disk failed."""
-        with self._sync_lock, self._lock:
-            self.failed = self.failed or Damaged(
-                self.place, self.next_offset, file=self.directory, position=0, why="the partition is closed"
-            )
+    def abandon(self, why: LogError) -> None:
+        """Close the files without writing: the topic is being deleted. Whoever waits or comes later gets `why`."""
+        with self._sync_lock, self.lock:
+            self.failed = why
             for segment in self.segments:
                 segment.close()
         self._commits.release(self)

@@ -41,6 +41,9 @@ class RecoveryPoints:
         self.damaged_slots = 0
         data = self._file.pread(self._file.size(), 0)
         self._count = len(data) // SLOT_BYTES
+        if len(data) % SLOT_BYTES:  # a slot that was being added; its remains must not look like a damaged one later
+            self._file.truncate(self._count * SLOT_BYTES)
+            self._file.fdatasync()
         for slot in range(self._count):
             raw = data[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES]
             topic_id, partition, offset, _ = _SLOT.unpack(raw)
@@ -53,10 +56,13 @@ class RecoveryPoints:
                 self.damaged_slots += 1
                 self._free.append(slot)
 
+    def topic_ids(self) -> set[bytes]:
+        return {topic_id for topic_id, _ in self._slots}
+
     def get(self, topic_id: bytes, partition: int) -> int:
         return self._offsets.get((topic_id, partition), 0)
 
-    def set(self, topic_id: bytes, partition: int, offset: int) -> None:
+    def record(self, topic_id: bytes, partition: int, offset: int) -> None:
         key = (topic_id, partition)
         with self._lock:
             if self._offsets.get(key) == offset:
@@ -86,9 +92,6 @@ class RecoveryPoints:
                 return
             self._dirty = False
         self._file.fdatasync()
-
-    def topic_ids(self) -> set[bytes]:
-        return {topic_id for topic_id, _ in self._slots}
 
     def close(self) -> None:
         self.sync()

@@ -57,6 +57,7 @@ class Producers:
         self.by_id: dict[int, Producer] = {}
         self.open: dict[int, int] = {}  # producer id -> first offset of its open transaction
         self.aborted: list[Aborted] = []  # in the order of their markers, that is, sorted by next_offset
+        self._ending: deque[tuple[int, int]] = deque()  # (first offset, offset after the marker) of those ended last
 
     # --- append ------------------------------------------------------------------------------------------------------
 
@@ -115,11 +116,18 @@ class Producers:
             self.aborted.append(Aborted(producer_id, first_offset, next_offset))
         producer.open_from = None
         del self.open[producer_id]
+        self._ending.append((first_offset, next_offset))
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
-    def first_open_offset(self) -> int | None:
-        return min(self.open.values()) if self.open else None
+    def first_unstable_offset(self, *, high_watermark: int) -> int | None:
+        """The first offset of a transaction that is open, or whose marker a crash might still take back."""
+        ending = self._ending
+        while ending and ending[0][1] <= high_watermark:  # markers are in order
+            ending.popleft()
+        if not self.open and not ending:
+            return None
+        return min([*self.open.values(), *(first for first, _ in ending)])
 
     def aborted_between(self, start: int, end: int) -> list[Aborted]:
         """Aborted transactions with a record in [start, end)."""

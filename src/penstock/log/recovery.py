@@ -138,18 +138,18 @@ def _check_segments(storage: Storage, directory: str, place: str, recovery_point
                 )
                 recovered.report.append(str(damage))
             continue
-        damage = _check_tail(segment, recovery_point)
-        if damage is None and follower is not None and segment.next_offset != follower.base_offset:
-            damage = Damaged(
+        torn = _check_tail(segment, recovery_point)
+        if torn is None and follower is not None and segment.next_offset != follower.base_offset:
+            torn = Damaged(
                 place, segment.next_offset, file=segment.path, position=segment.size, why="the file ends before its follower begins"
             )
-        if damage is None:
+        if torn is None:
             if segment.next_offset > recovery_point:
                 segment.file.fdatasync()  # it may have come from the page cache: from here on it counts as on disk
             continue
         if segment.next_offset < recovery_point:
-            recovered.damage = damage
-            recovered.report.append(str(damage))
+            recovered.damage = torn
+            recovered.report.append(str(torn))
             for later in segments[number + 1 :]:
                 _load_settled(later, None, recovered)
             return

@@ -60,6 +60,7 @@ class Segment:
         self.max_timestamp = NO_TIMESTAMP
         self.first_append_ms: int | None = None
         self.damage: Damaged | None = None  # found when it was opened: what lies behind it cannot be reached
+        self.is_replaced = False  # another file has taken its name
         self._storage = storage
         self._file: File | None = None
         self._size = 0
@@ -112,7 +113,7 @@ class Segment:
         except OSError:
             self._undo_partial_write()
             raise
-        self._note(base_offset, next_offset, max_timestamp, size)
+        self.note(base_offset, next_offset, max_timestamp, size)
 
     def _undo_partial_write(self) -> None:
         # A half-written batch must not stay in front of the next good one. If even this fails, the next append sees a wrong size.
@@ -123,7 +124,7 @@ class Segment:
     def is_whole(self) -> bool:
         return self.file.size() == self._size
 
-    def _note(self, base_offset: int, next_offset: int, max_timestamp: int, size: int) -> None:
+    def note(self, base_offset: int, next_offset: int, max_timestamp: int, size: int) -> None:
         if not self._offsets or self._size - self._indexed_until >= self._interval:
             self._offsets.append(base_offset)
             self._positions.append(self._size)
@@ -289,7 +290,7 @@ class Segment:
             for header, _, _ in self.scan(self._size, until=limit):
                 if self.first_append_ms is None:
                     self.first_append_ms = header.max_timestamp
-                self._note(header.base_offset, header.next_offset, header.max_timestamp, header.size)
+                self.note(header.base_offset, header.next_offset, header.max_timestamp, header.size)
         except Damaged as damage:
             if strict:
                 raise
@@ -348,9 +349,12 @@ class Segment:
             self._file.close()
             self._file = None
 
-    def remove(self) -> None:
-        """Unlink the files. The caller syncs the directory."""
-        self.close()
-        for path in (self.index_path, self.path):
+    def unlink(self) -> None:
+        """Remove the files; an open one can still be used. The caller syncs the directory."""
+        for path in () if self.is_replaced else (self.index_path, self.path):
             if self._storage.exists(path):
                 self._storage.unlink(path)
+
+    def remove(self) -> None:
+        self.close()
+        self.unlink()
