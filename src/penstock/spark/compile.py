@@ -8,14 +8,45 @@ twice, and late rows, dead letters and counters reach the sink in the same query
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
 from typing import TYPE_CHECKING
 
-from penstock.kernels.envelope import DDL
-from penstock.planner.physical import PhysicalPlan, Stage
+from penstock.errors import ConfigError
+from penstock.kernels.envelope import DDL, open_table
+from penstock.planner.physical import PhysicalPlan, Sink, Stage
 from penstock.spark.host import processor
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def compile_plan(spark: SparkSession, plan: PhysicalPlan, *, address: str | None, options: Mapping[str, str], job: str) -> DataFrame:
+    """The whole plan, from its scans to the envelopes for its sinks."""
+    frames = list(_scans(spark, plan, address, options))
+    return compile_chain(plan, reduce(lambda a, b: a.unionAll(b), frames), job=job)
+
+
+def _scans(spark: SparkSession, plan: PhysicalPlan, address: str | None, options: Mapping[str, str]) -> Iterator[DataFrame]:
+    from penstock.spark import clock, pack
+
+    in_reader = [scan for scan in plan.scans if scan.topics and scan.place == "scan"]
+    if any(scan.topics for scan in plan.scans) and address is None:
+        raise ConfigError("the pipeline reads topics, but there is no broker", remedy="name one with --broker, or start `penstock broker`")
+    if in_reader:
+        from penstock.spark import source
+
+        yield source.envelopes(spark, plan, address=str(address), options=options)
+    elif plan.clock.interval_us is not None:
+        yield clock.clock(spark, plan)
+    for scan in plan.scans:
+        if scan.dataframe is not None:
+            yield from pack.packed(scan, plan, pack.from_user(scan))
+        elif scan not in in_reader:
+            from penstock.spark import source
+
+            yield from pack.packed(scan, plan, source.rows(spark, scan, address=str(address), options=options))
 
 
 def compile_chain(plan: PhysicalPlan, envelopes: DataFrame, *, job: str) -> DataFrame:
@@ -29,3 +60,16 @@ def compile_stage(plan: PhysicalPlan, stage: Stage, envelopes: DataFrame, *, job
     stages = {each.id: each for each in plan.stages}
     after = sorted({(feed.to, feed.input, stages[feed.to].groups) for feed in stage.feeds if feed.to in stages})
     return envelopes.groupBy("_group").transformWithState(processor(stage, job=job, after=after), DDL, outputMode="Append", timeMode="None")
+
+
+def opened(envelopes: DataFrame, sink: Sink) -> DataFrame:
+    """The rows addressed to a sink, as a DataFrame of its columns."""
+    names = [field.name for field in sink.schema]
+
+    def open_all(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for to, payload in zip(batch.column("to").to_pylist(), batch.column("payload").to_pylist()):
+                if to == sink.id and payload is not None:
+                    yield from open_table(payload).select(names).cast(sink.schema.to_arrow()).to_batches()
+
+    return envelopes.mapInArrow(open_all, ", ".join(f"`{field.name}` {field.type}" for field in sink.schema))
