@@ -12,8 +12,9 @@ import pytest
 
 from penstock.dataflow.process import Process, process
 from penstock.errors import PlanError
+from penstock.kernels.columns import unique_keys
 from penstock.kernels.kernel import FOREVER_US, NEVER_US, Context, Output
-from penstock.kernels.process import ProcessKernel, unique_keys
+from penstock.kernels.process import ProcessKernel
 from penstock.schema import Schema
 
 SECOND = 1_000_000
@@ -180,7 +181,7 @@ def test_a_timer_comes_between_the_records_before_and_after_it() -> None:
     running.feed(rows(TEMPERATURES, ("a", 1.0, 1)), watermark=2)
     out = running.feed(rows(TEMPERATURES, ("a", 1.0, 20), first=1), watermark=21)
     assert listed(out.rows) == [{"area": "a", "what": "event quiet 11", "n": 1}]
-    assert running.instance.states[("a",)].n == 1, "counted anew after the timer"
+    assert running.instance.states["a"].n == 1, "counted anew after the timer"
     assert out.rows.column("_time").to_pylist() == [11 * SECOND]
 
 
@@ -234,7 +235,7 @@ def test_lists_and_maps_are_kept_and_side_outputs_filled() -> None:
     assert out.rows is None
     assert listed(out.side["warnings"]) == [{"area": "a", "n": 2}]
     running.restart()
-    state = running.instance.states[("a",)]
+    state = running.instance.states["a"]
     assert (state.recent, state.seen) == ([1.0, 1.0], {"60.0": 1, "61.0": 1, "1.0": 2})
 
 
@@ -265,8 +266,8 @@ def test_saves_follow_the_keys_that_changed() -> None:
     assert change is not None
     assert len(change) < 2_500 < len(full) // 50
     restored = running.kernel.restore([full, change])
-    assert restored.states[("area-7",)].n == 2
-    assert restored.states[("area-8",)].n == 1
+    assert restored.states["area-7"].n == 2
+    assert restored.states["area-8"].n == 1
 
 
 def test_keys_that_were_forgotten_stay_so_after_a_restart() -> None:

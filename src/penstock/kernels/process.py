@@ -19,6 +19,8 @@ import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +29,7 @@ import pyarrow.compute as pc
 
 from penstock.dataflow.process import Process
 from penstock.errors import PenstockError, PlanError
+from penstock.kernels.columns import framed, from_ipc, one_nan, to_ipc, unframed, unique_keys
 from penstock.kernels.kernel import FOREVER_US, NEVER_US, OFFSET, PARTITION, SOURCE, TIME, Context, Output
 from penstock.kernels.process_view import KeyedStates, Out, Timer, event_class, state_class, to_array
 from penstock.schema import Schema
@@ -34,7 +37,6 @@ from penstock.schema import Schema
 FORMAT = 1
 CHUNKS_MAX = 64  # buffered tables before they are put into one
 FIRES_MAX = 100_000  # timers of one key in one batch: a timer that sets itself for the past would never end
-_NAN = float("nan")
 _TIMERS = pa.list_(pa.struct([("name", pa.string()), ("processing", pa.bool_()), ("time_us", pa.int64())]))
 
 
@@ -99,8 +101,9 @@ class ProcessInstance:
         self._names = names
         self._events = [event_class(schema) for schema in kernel.inputs]
         self._state_class = state_class(kernel.spec.state)
-        self.states: dict[tuple[Any, ...], Any] = {}
-        self._touched: dict[tuple[Any, ...], None] = {}  # an ordered set, so that saves do not depend on hashing
+        self._is_tuple = len(kernel.keys) != 1
+        self.states: dict[Any, Any] = {}  # by key value; by a tuple of them if there are several key columns
+        self._touched: dict[Any, None] = {}  # states: an ordered set, so that saves do not depend on hashing
         self._buffer: list[_Chunk] = []
         self._added: list[tuple[int, pa.Table]] = []  # to the buffer, since the last save
         self._released_us = NEVER_US  # records before it have been processed
@@ -197,8 +200,9 @@ class ProcessInstance:
     def _prepared(self, place: int, rows: pa.Table, at: Context) -> tuple[Iterable[Any], Iterable[Any], Iterable[Any]]:
         """Events, the state of each one's key, and their times: all made in bulk."""
         schema = self.kernel.inputs[place]
-        keys, codes = unique_keys(rows, self.kernel.keys)
-        owners = [self.state_of(key) for key in keys]
+        distinct, codes = unique_keys(rows, self.kernel.keys)
+        owners = self._states_of(distinct)
+        keys = [state._key for state in owners]
         code_list = codes.tolist()
         times = rows[TIME].to_pylist()
         columns = [_values(rows[field.name], field.type) for field in schema]
@@ -211,7 +215,7 @@ class ProcessInstance:
             repeat(at.now_us),
             repeat(at.watermark_us),
         )
-        events = map(self._events[place]._make, zip(*fields, *columns))
+        events = map(partial(tuple.__new__, self._events[place]), zip(*fields, *columns))
         return events, map(owners.__getitem__, code_list), times
 
     def _loop(self, events: Iterable[Any], states: Iterable[Any], times: Iterable[int | None]) -> None:
@@ -274,18 +278,29 @@ class ProcessInstance:
 
     # ── keys and timers ──
 
-    def state_of(self, key: tuple[Any, ...]) -> Any:
-        state = self.states.get(key)
-        if state is None:
-            state = self.states[key] = self._state_class(key)
-        self._touched[key] = None
-        return state
+    def state_of(self, key: Any) -> Any:
+        """The state of one key: a value, or a tuple of values if the step has several key columns."""
+        return self._states_of([key])[0]
+
+    def _states_of(self, keys: list[Any]) -> list[Any]:
+        states = list(map(self.states.get, keys))
+        if None in states:
+            for place, state in enumerate(states):
+                if state is None:
+                    key = keys[place]
+                    states[place] = self.states[key] = self._state_class(key if self._is_tuple else (key,))
+        self._touched.update(dict.fromkeys(states))
+        return states
 
     def _forget_empty(self) -> None:
-        for key in self._touched:
-            state = self.states.get(key)
-            if state is not None and state._timers is None and state._is_empty():
-                del self.states[key]
+        if self.spec.state.fields:
+            first = attrgetter(self.spec.state.names[0])
+            candidates = [state for state in self._touched if not first(state)]
+        else:
+            candidates = list(self._touched)
+        for state in candidates:
+            if state._timers is None and state._is_empty():
+                self.states.pop(state._key if self._is_tuple else state._key[0], None)
 
     def set_timer(self, state: Any, name: str, *, processing: bool, time_us: int) -> None:
         if state._timers is None:
@@ -319,7 +334,7 @@ class ProcessInstance:
             if timers is None or timers.queued_us[processing] != time_us:
                 continue
             timers.queued_us[processing] = FOREVER_US
-            self._touched[state._key] = None
+            self._touched[state] = None
             if timers.next_us(processing) == time_us:
                 self._fire_key(state, processing=processing, until_us=time_us, row_us=row_us)
             if state._timers is not None:
@@ -357,10 +372,9 @@ class ProcessInstance:
         """| length u32 | JSON head | keys and their state (Arrow) | buffered rows of each input (Arrow) |"""
         if not full and not self._touched and not self._added and self._released_us == self._saved_released_us:
             return None
-        keys = list(self.states) if full else list(self._touched)
-        pieces = [_ipc(self._state_table(keys))]
+        pieces = [to_ipc(self._state_table(list(self.states.values()) if full else list(self._touched)))]
         added = [(chunk.input, chunk.rows) for chunk in self._buffer] if full else self._added
-        pieces += [_ipc(rows) for _, rows in added]
+        pieces += [to_ipc(rows) for _, rows in added]
         head = {
             "format": FORMAT,
             "version": self.spec.version,
@@ -370,11 +384,13 @@ class ProcessInstance:
         }
         head["buffered"] = [place for place, _ in added]
         self._touched, self._added, self._saved_released_us = {}, [], self._released_us
-        return _framed(json.dumps(head).encode(), *pieces)
+        return framed(json.dumps(head).encode(), *pieces)
 
-    def _state_table(self, keys: list[tuple[Any, ...]]) -> pa.Table:
-        states = [self.states.get(key) for key in keys]
+    def _state_table(self, touched: list[Any]) -> pa.Table:
         schema = self.kernel.inputs[0]
+        keys = [state._key for state in touched]
+        owned = self.states.get
+        states = [state if owned(state._key if self._is_tuple else state._key[0]) is state else None for state in touched]
         arrays: dict[str, Any] = {}
         for place, name in enumerate(self.kernel.keys):
             arrays[f"key {name}"] = to_array([key[place] for key in keys], schema.type_of(name), self.spec.name, f"key column '{name}'")
@@ -389,7 +405,7 @@ class ProcessInstance:
 
     def load(self, piece: bytes) -> None:
         """One full save, or the changes after it."""
-        head_bytes, states, *buffered = _unframed(piece)
+        head_bytes, states, *buffered = unframed(piece)
         head = json.loads(head_bytes)
         if head["format"] != FORMAT or head["version"] != self.spec.version or head["state"] != str(self.spec.state):
             raise PlanError(
@@ -397,14 +413,14 @@ class ProcessInstance:
                 f"the saved state is version {head['version']} ({head['state']}), the function's is {self.spec.version} ({self.spec.state})",
                 remedy="start from a savepoint, or with a new checkpoint",
             )
-        self._load_states(_read_ipc(states))
+        self._load_states(from_ipc(states))
         self._released_us = self._saved_released_us = head["released_us"]
         for place, rows in zip(head["buffered"], buffered):
-            table = _read_ipc(rows)
+            table = from_ipc(rows)
             self._buffer.append(_Chunk(place, table, int(table[TIME].to_numpy().min())))
 
     def _load_states(self, table: pa.Table) -> None:
-        keys = list(zip(*(map(_one_nan, table[f"key {name}"].to_pylist()) for name in self.kernel.keys))) or [()] * table.num_rows
+        keys = list(zip(*(map(one_nan, table[f"key {name}"].to_pylist()) for name in self.kernel.keys))) or [()] * table.num_rows
         columns = []
         for field in self.spec.state:
             values = table[field.name].to_pylist()
@@ -415,10 +431,11 @@ class ProcessInstance:
             columns.append((field.name, values))
         timers, gone = table["_timers"].to_pylist(), table["_gone"].to_pylist()
         for row, key in enumerate(keys):
+            plain = key if self._is_tuple else key[0]
             if gone[row]:
-                self.states.pop(key, None)
+                self.states.pop(plain, None)
                 continue
-            state = self.states[key] = self._state_class(key)
+            state = self.states[plain] = self._state_class(key)
             for name, values in columns:
                 setattr(state, name, values[row])
             if timers[row]:
@@ -435,40 +452,7 @@ class ProcessInstance:
                 self._queue(state)
 
 
-# ── Columns, keys, bytes ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def unique_keys(rows: pa.Table, names: Sequence[str]) -> tuple[list[tuple[Any, ...]], Any]:
-    """The distinct keys in order of appearance, and for each row which one it has."""
-    if not names:
-        return [()], np.zeros(rows.num_rows, np.int64)
-    values: list[list[Any]] = []
-    codes: Any = None
-    for name in names:
-        column = rows[name].combine_chunks()
-        encoded = (column.chunk(0) if isinstance(column, pa.ChunkedArray) else column).dictionary_encode(null_encoding="encode")
-        values.append([_one_nan(each) for each in encoded.dictionary.to_pylist()])
-        own = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        codes = own if codes is None else codes * len(values[-1]) + own
-    if len(names) == 1:
-        return [(each,) for each in values[0]], codes
-    distinct, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-    keys = []
-    for code in distinct.tolist():
-        key: list[Any] = []
-        for each in reversed(values):
-            code, place = divmod(code, len(each))
-            key.append(each[place])
-        keys.append(tuple(reversed(key)))
-    rank = np.argsort(first, kind="stable")
-    back = np.empty_like(rank)
-    back[rank] = np.arange(rank.size)
-    return [keys[place] for place in rank.tolist()], back[inverse]
-
-
-def _one_nan(value: Any) -> Any:
-    # NaN is not equal to itself, but a tuple with the same NaN object is: all NaN keys are one key.
-    return _NAN if isinstance(value, float) and value != value else value
+# ── Columns ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _values(column: pa.ChunkedArray, type_name: str) -> list[Any]:
@@ -495,28 +479,3 @@ def _timer_rows(state: Any) -> list[dict[str, Any]] | None:
     if state is None or state._timers is None:
         return None
     return [{"name": name, "processing": kind, "time_us": time_us} for name, (kind, time_us) in state._timers.by_name.items()]
-
-
-def _ipc(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    packed: bytes = sink.getvalue().to_pybytes()
-    return packed
-
-
-def _read_ipc(packed: bytes) -> pa.Table:
-    return pa.ipc.open_stream(pa.BufferReader(packed)).read_all()
-
-
-def _framed(*pieces: bytes) -> bytes:
-    return b"".join(part for piece in pieces for part in (len(piece).to_bytes(4, "little"), piece))
-
-
-def _unframed(framed: bytes) -> list[bytes]:
-    pieces, place = [], 0
-    while place < len(framed):
-        size = int.from_bytes(framed[place : place + 4], "little")
-        pieces.append(framed[place + 4 : place + 4 + size])
-        place += 4 + size
-    return pieces

@@ -29,9 +29,9 @@ class Owner(Protocol):
     """The instance behind the views: keeps keys and timers."""
 
     spec: Process
-    states: dict[tuple[Any, ...], Any]
+    states: dict[Any, Any]
 
-    def state_of(self, key: tuple[Any, ...]) -> Any: ...
+    def state_of(self, key: Any) -> Any: ...
     def set_timer(self, state: Any, name: str, *, processing: bool, time_us: int) -> None: ...
     def cancel_timer(self, state: Any, name: str) -> None: ...
 
@@ -225,18 +225,18 @@ class Out:
             raise PlanError(self._instance.spec.name, f"there is no output '{output}' (declared: {names})", remedy="declare it in outputs=")
         return rows
 
-    def timer(self, at: datetime | int, *, name: str = "", key: tuple[Any, ...] | None = None) -> None:
+    def timer(self, at: datetime | int, *, name: str = "", key: Any = None) -> None:
         """Fires when the watermark reaches `at`. A timer of the same name is replaced."""
         self._instance.set_timer(self._owner(key), name, processing=False, time_us=to_micros(at))
 
-    def timer_after(self, delay: Duration, *, name: str = "", key: tuple[Any, ...] | None = None) -> None:
+    def timer_after(self, delay: Duration, *, name: str = "", key: Any = None) -> None:
         """Fires when processing time has come to now + delay."""
         self._instance.set_timer(self._owner(key), name, processing=True, time_us=self.now_us + micros(delay))
 
-    def cancel(self, name: str = "", *, key: tuple[Any, ...] | None = None) -> None:
+    def cancel(self, name: str = "", *, key: Any = None) -> None:
         self._instance.cancel_timer(self._owner(key), name)
 
-    def _owner(self, key: tuple[Any, ...] | None) -> Any:
+    def _owner(self, key: Any) -> Any:
         if self._instance.spec.on_timer is None:
             raise PlanError(
                 self._instance.spec.name, "a timer is set, but nothing handles it", remedy="write @ps.process(…, on_timer=function)"
@@ -244,12 +244,12 @@ class Out:
         if key is not None:
             return self._instance.state_of(key)
         if self.state is None:
-            raise PlanError(self._instance.spec.name, "a timer needs a key in a function per batch", remedy="write out.timer(at, key=(…,))")
+            raise PlanError(self._instance.spec.name, "a timer needs a key in a function per batch", remedy="write out.timer(at, key=…)")
         return self.state
 
 
 class KeyedStates:
-    """The state of all keys of the group, for functions per batch: `state[key]` is made at first use."""
+    """The state of all keys of the group, for functions per batch: `state["a"]`, or `state["a", 1]` for two key columns. Made at first use."""
 
     __slots__ = ("_instance",)
 
@@ -257,10 +257,10 @@ class KeyedStates:
         self._instance = instance
 
     def __getitem__(self, key: Any) -> Any:
-        return self._instance.state_of(key if isinstance(key, tuple) else (key,))
+        return self._instance.state_of(key)
 
     def __contains__(self, key: Any) -> bool:
-        return (key if isinstance(key, tuple) else (key,)) in self._instance.states
+        return key in self._instance.states
 
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(list(self._instance.states))
