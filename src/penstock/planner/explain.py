@@ -34,7 +34,8 @@ def printed(plan: PhysicalPlan) -> str:
     ticks = "no ticks" if plan.clock.interval_us is None else f"a tick every {spoken(plan.clock.interval_us)}"
     lines.append(f"  clock: {ticks}\n      why: {plan.clock.reason}")
     lines.append(f"  rules used: {', '.join(plan.rules) or 'none'}")
-    lines.append(f"  shuffles: {plan.shuffles} (one per stage, by key group)")
+    lines += [f"  operator: kernels {', '.join(str(stage.id) for stage in hosted)}" for hosted in plan.operators]
+    lines.append(f"  shuffles: {plan.shuffles} (one per operator, by key group)")
     lines.append(f"  weakest link: {weakest(plan)}")
     lines += [f"  note: {note}" for note in plan.notes]
     return "\n".join(lines)

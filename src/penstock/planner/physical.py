@@ -68,6 +68,7 @@ class Scan:
     feeds: tuple[Feed, ...]
     topics: tuple[str, ...] = ()
     format: str = "json"  # json, csv, text, raw
+    columns: tuple[str, ...] | None = None  # decode only these; None: all, so that a record is bad by all that was declared
     requirements: tuple[Requirement, ...] = ()
     before_time: tuple[RowStep, ...] = ()  # steps between the read and its event time, common to all feeds
     event_time: str | None = None  # a TIMESTAMP column after `before_time`; None: the record's own timestamp
@@ -113,6 +114,7 @@ class Stage:
     side: tuple[tuple[str, Schema], ...]  # of further outputs, LATE first if it is used
     feeds: tuple[Feed, ...]
     needs_clock: bool = False
+    operator: int | None = None  # stages with one number run in one Spark operator, in the order of their ids; None: alone
     reason: str = ""
 
 
@@ -175,9 +177,17 @@ class PhysicalPlan:
                     yield sender, feed
 
     @property
+    def operators(self) -> tuple[tuple[Stage, ...], ...]:
+        """The stages by the Spark operator that hosts them, in the order of the chain."""
+        hosted: dict[int, list[Stage]] = {}
+        for stage in self.stages:
+            hosted.setdefault(stage.id if stage.operator is None else stage.operator, []).append(stage)
+        return tuple(tuple(hosted[number]) for number in sorted(hosted))
+
+    @property
     def shuffles(self) -> int:
-        """One per stage: each is grouped by its own key group."""
-        return len(self.stages)
+        """One per operator: rows are brought to their key group."""
+        return len(self.operators)
 
     @property
     def needs_spark(self) -> bool:

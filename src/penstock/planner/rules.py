@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from penstock.dataflow import trigger as triggers
 from penstock.dataflow import window as windows
 from penstock.dataflow.expression import Checked
+from penstock.kernels.process import ProcessKernel
 from penstock.kernels.window import WindowKernel
 from penstock.planner.physical import LATE, Feed, PhysicalPlan, Scan, Stage
 from penstock.planner.stateless import SIGN, Filter, Project, RowStep
@@ -128,6 +129,42 @@ def _combine(plan: PhysicalPlan) -> PhysicalPlan:
     return _map_feeds(plan, combined)
 
 
+def _one_shuffle(plan: PhysicalPlan) -> PhysicalPlan:
+    """Puts a stage into the earliest operator that it can share.
+
+    Rows that one stage sends another in the same operator must stay in their group: the edge keeps the keys and their values. An
+    operator never waits for one behind it, so a stage comes after all operators whose rows must be shuffled on the way to it."""
+    place: dict[int, int] = {}  # stage → index of its operator
+    operators: list[list[Stage]] = []
+    for stage in plan.stages:
+        least = 0
+        for sender, feed in plan.feeds_to(stage.id):
+            if isinstance(sender, Stage):
+                least = max(least, place[sender.id] + (0 if stays_in_group(sender, stage, feed) else 1))
+        index = next((i for i in range(least, len(operators)) if operators[i][0].groups == stage.groups), len(operators))
+        if index == len(operators):
+            operators.append([])
+        operators[index].append(stage)
+        place[stage.id] = index
+    # An operator's number is its place in the chain.
+    stages = tuple(replace(stage, operator=place[stage.id]) for stage in plan.stages)
+    return plan if len(operators) == len(plan.stages) else replace(plan, stages=stages)
+
+
+def stays_in_group(sender: Stage, stage: Stage, feed: Feed) -> bool:
+    """Whether every row of the edge belongs to the group that sends it: the kernel hands the keys through and no step changes them."""
+    if isinstance(sender.kernel, ProcessKernel) or (sender.keys, sender.groups) != (stage.keys, stage.groups):
+        return False
+    for step in feed.steps:
+        if isinstance(step, Project):
+            columns = dict(step.columns)
+            if not all(key in columns and columns[key].columns == (key,) == (columns[key].text,) for key in stage.keys):
+                return False
+        elif not isinstance(step, Filter):
+            return False
+    return True
+
+
 def _map_feeds(plan: PhysicalPlan, change: Callable[[Scan | Stage, Feed], Feed]) -> PhysicalPlan:
     scans = tuple(replace(scan, feeds=tuple(change(scan, feed) for feed in scan.feeds)) for scan in plan.scans)
     stages = tuple(replace(stage, feeds=tuple(change(stage, feed) for feed in stage.feeds)) for stage in plan.stages)
@@ -138,6 +175,7 @@ RULES: tuple[Rule, ...] = (
     Rule("one filter", "a row passes both conditions or is dropped by one", _one_filter),
     Rule("narrow rows", "a window reads only its keys, its aggregates' columns and its conditions", _narrow),
     Rule("steps in the scan", "the typed subset gives Spark's values on Arrow", _steps_in_scan),
+    Rule("one shuffle", "rows of a key are in one group, and stay there as long as their keys do", _one_shuffle),
     Rule("combine in the scan", "partial aggregates of a slice add up to the aggregate of its records", _combine),
 )
 NAMES = tuple(rule.name for rule in RULES)
