@@ -161,9 +161,7 @@ class Aligned:
         return [self.windows.due(moment)]
 
     def held(self) -> list[tuple[int, int, int, bool]]:
-        table, slots = self.windows.table, self.windows.held()
-        columns = (table[name][slots].tolist() for name in ("key", "start", "end", "finished"))
-        return [(key, start, end, bool(finished)) for key, start, end, finished in zip(*columns)]
+        return self.windows.held_list()
 
 
 class Custom(Aligned):

@@ -82,6 +82,8 @@ class EventMoment:
 
     def gone_us(self, watermark_us: int) -> int:
         """Windows that end here or before are gone."""
+        if watermark_us >= FOREVER_US:  # the input has ended: nothing can come for any window
+            return FOREVER_US
         return _FAR_PAST if self.lateness_us is None else max(watermark_us - self.lateness_us, _FAR_PAST)
 
 
@@ -106,6 +108,7 @@ class Windows:
         self._next_event_us = NEVER_US  # before this watermark nothing ends and nothing is dropped
         self._next_due_us = NEVER_US  # before this processing time no delay is over
         self.lookup: Lookup
+        self.keeps_finished = refinement == "retracting"  # a finished window may be opened again or taken back
         self.swallowed: dict[int, list[int]] = {}  # merged session → sessions whose panes it takes back with its first one
 
     def _columns(self) -> list[Column]:
@@ -234,7 +237,7 @@ class Windows:
         timing = np.where(on_time | (closes & ends_now), ON_TIME, np.where(ended, LATE, EARLY))
         panes = self._show(slots[shows], timing[shows], (finished | dropped)[shows]) if shows.any() else None
         table["finished"][slots[finished]] = 1
-        if self.refinement != "retracting":
+        if not self.keeps_finished:
             self._empty(slots[finished & ~dropped])
         self.release(slots[dropped])
         return panes
@@ -320,6 +323,12 @@ class Windows:
     def held(self) -> Array:
         """The windows that can still get records or be asked for, and those that have finished and are remembered."""
         return self.table.where(self._unswallowed())
+
+    def held_list(self) -> list[tuple[int, int, int, bool]]:
+        """(key's slot, start, end, whether its trigger has finished) of each."""
+        slots = self.held()
+        columns = (self.table[name][slots].tolist() for name in ("key", "start", "end", "finished"))
+        return [(key, start, end, bool(finished)) for key, start, end, finished in zip(*columns)]
 
 
 def _interleaved(old: Panes, order: Array, new: Panes) -> Panes:

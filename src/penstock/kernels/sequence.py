@@ -28,10 +28,9 @@ _NO_SLOTS: Array = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class SequenceMoment:
-    """Each key's position before and after the batch. When the input has ended, the next window to end counts as ended."""
+    """Each key's position before and after the batch; when the input has ended, the end of all windows."""
 
     keys: Keys
-    every: int
     final: bool
     now_us: int
 
@@ -42,10 +41,7 @@ class SequenceMoment:
         return end <= self.reached(key)
 
     def reached(self, key: Array) -> Array:
-        position = self.keys["position"][key]
-        if not self.final:
-            return position
-        return position + 1 if self.every == 1 else -(-position // self.every) * self.every
+        return np.full(key.size, FOREVER_US) if self.final else self.keys["position"][key]
 
     def dropped(self, end: Array, key: Array) -> Array:
         return self.ended(end, key)
@@ -54,8 +50,8 @@ class SequenceMoment:
 class _Positions:
     """What the three timelines share."""
 
-    def __init__(self, keys: Keys, *, every: int = 1) -> None:
-        self.keys, self._every = keys, every
+    def __init__(self, keys: Keys) -> None:
+        self.keys = keys
         self._moved: Array = _NO_SLOTS
 
     def place(self, rows: Rows, key: Array) -> Array:
@@ -74,7 +70,7 @@ class _Positions:
         # The last batch is over: where its keys came to is where they begin now.
         self.keys["before"][self._moved] = self.keys["position"][self._moved]
         self._moved = _NO_SLOTS
-        return SequenceMoment(self.keys, self._every, at.next_watermark_us >= FOREVER_US, at.now_us)
+        return SequenceMoment(self.keys, at.next_watermark_us >= FOREVER_US, at.now_us)
 
     def bounds(self, moment: Moment, key: Array) -> tuple[Array, Array]:
         assert isinstance(moment, SequenceMoment)

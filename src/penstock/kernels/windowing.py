@@ -23,6 +23,7 @@ from penstock.kernels.assign import Grid
 from penstock.kernels.kernel import FOREVER_US, NEVER_US, TIME, Context, Output
 from penstock.kernels.panes import EARLY, TIMINGS, Moment, Panes, Windows
 from penstock.kernels.sequence import CountTimeline, DeltaTimeline, PunctuationTimeline, Sequenced, SlicedSequence
+from penstock.kernels.session import Sessions
 from penstock.kernels.state import Array, Column, Keys, Table, pack_state, unpack_state
 from penstock.kernels.trigger import build
 from penstock.kernels.window import WindowKernel
@@ -221,10 +222,12 @@ def _assigner(kernel: WindowKernel, windows: Windows, keys: Keys) -> tuple[Timel
             return timeline, kind(windows, keys, names, timeline, grid)
         case spec.Global():
             return timeline, Aligned(windows, keys, names, timeline, None)
+        case spec.Session(gap_us, gap):
+            return timeline, Sessions(windows, keys, names, timeline, gap_us, gap)
         case spec.Custom(function):
             return timeline, Custom(windows, keys, names, timeline, function)
         case spec.Count(size, every):
-            timeline = CountTimeline(keys, every=every)
+            timeline = CountTimeline(keys)
             if size == every or not quiet:
                 return timeline, Sequenced(windows, keys, names, timeline, Grid(size, every))
             return timeline, SlicedSequence(windows, keys, names, timeline, Grid(size, every))
