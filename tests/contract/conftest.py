@@ -9,6 +9,7 @@ from penstock.errors import MissingPart
 
 pytest.register_assert_rewrite("penstock.testing.contract")
 
+from penstock.broker.embedded import broker  # noqa: E402
 from penstock.testing.apache_kafka import ApacheKafka  # noqa: E402
 from penstock.testing.contract import Subject  # noqa: E402
 
@@ -38,15 +39,16 @@ def kafka() -> Iterator[Subject]:
 
 
 @pytest.fixture(scope="session")
-def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
-    """The embedded broker in a process of its own, as `penstock broker start --foreground` runs it."""
+def embedded() -> Iterator[Subject]:
+    """The embedded broker at its default settings, in a process of its own."""
     if address := os.environ.get("PENSTOCK_TEST_BROKER"):
         yield Subject("embedded broker", address)
         return
-    pytest.skip("broker not wired yet")
+    with broker() as running:
+        yield Subject("embedded broker", running.address)
 
 
-@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka, id="apache")])
 def subject(request: pytest.FixtureRequest) -> Subject:
     found: Subject = request.getfixturevalue(request.param)
     return found
