@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import duckdb
@@ -383,7 +383,7 @@ class Aggregation:
         for record in records:
             if isinstance(self.stage.window, Count | Delta | Punctuation):
                 panes += self.add_by_arrival(record, now_us)
-            elif record.at_us is None:
+            elif record.at_us is None and not isinstance(self.stage.window, Global):
                 self.late.append(record)
             elif isinstance(self.stage.window, Session):
                 self.add_to_session(record, self.stage.window.gap_us or 0, now_us)
@@ -404,9 +404,8 @@ class Aggregation:
         return self.cells[-1]
 
     def add_to_windows(self, record: Record, now_us: int) -> None:
-        assert record.at_us is not None
         taken = False
-        for bounds in windows_of(self.stage.window, record.at_us):
+        for bounds in windows_of(self.stage.window, record.at_us or 0):
             end_us = bounds[1] if bounds else FOREVER_US
             if self.gone(end_us, self.watermark_us):
                 continue
@@ -544,7 +543,7 @@ class Aggregation:
         pane = Pane(cell.key, bounds, values, timing, cell.index, cell.on_time_index if not_early else -1, cell.index == 0, last)
         retractions: list[Pane] = []
         if self.stage.accumulate == "retracting":
-            retractions = [each._replace(sign="-") for each in [*cell.to_retract, *([cell.previous] if cell.previous else [])]]
+            retractions = [replace(each, sign="-") for each in [*cell.to_retract, *([cell.previous] if cell.previous else [])]]
         cell.index += 1
         cell.on_time_index += not_early
         cell.had_on_time = cell.had_on_time or timing == "on_time"

@@ -16,6 +16,7 @@ from penstock.clock import MICROS
 from penstock.errors import PenstockError
 from penstock.testing.transcript import (
     FOREVER_US,
+    PANE_ATTRIBUTES,
     Action,
     Expect,
     Late,
@@ -179,16 +180,16 @@ def judge(transcript: Transcript, happened: Sequence[Happened]) -> Verdict:
     for step in transcript.steps:
         match step.does:
             case Expect(expected):
-                differences += _at(step, list(_pane_differences(expected, panes)))
+                differences += _at(step, list(pane_differences(expected, panes)))
                 panes = []
             case Late(records):
-                differences += _at(step, list(_late_differences(records, late)))
+                differences += _at(step, list(late_differences(records, late)))
                 late = []
             case State() as state:
                 if held is None:
                     notes.append(f"step {step.number}: `state` cannot be seen on this host")
                 else:
-                    differences += _at(step, list(_state_differences(state, held)))
+                    differences += _at(step, list(state_differences(state, held)))
             case _:
                 assert isinstance(step.does, Action)
                 answer = next(answers)
@@ -210,7 +211,7 @@ def _at(step: Step, texts: list[str]) -> list[str]:
 # ── Panes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _pane_differences(expected: Sequence[Mapping[str, Any]], came: Sequence[Pane]) -> Iterator[str]:
+def pane_differences(expected: Sequence[Mapping[str, Any]], came: Sequence[Pane]) -> Iterator[str]:
     claims = _match(expected, came)
     missing = [place for place in range(len(expected)) if place not in claims]
     unclaimed = [pane for place, pane in enumerate(came) if place not in claims.values()]
@@ -306,7 +307,7 @@ def _nearest(expected: Mapping[str, Any], panes: Sequence[Pane]) -> Pane | None:
 # ── Late records and state ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _late_differences(expected: Sequence[Record], came: Sequence[Record]) -> Iterator[str]:
+def late_differences(expected: Sequence[Record], came: Sequence[Record]) -> Iterator[str]:
     left = list(came)
     missing = []
     for record in expected:
@@ -331,7 +332,7 @@ def _same_record(expected: Record, actual: Record) -> bool:
     )
 
 
-def _state_differences(state: State, held: Held) -> Iterator[str]:
+def state_differences(state: State, held: Held) -> Iterator[str]:
     if state.open is not None:
         each, distinct = sorted(held.open, key=_bounds_rank), sorted(set(held.open), key=_bounds_rank)
         wanted = sorted(state.open, key=_bounds_rank)
@@ -382,7 +383,7 @@ def show_expected(pane: Mapping[str, Any]) -> str:
 
 def show_pane(pane: Pane) -> str:
     """A pane as a line that an `expect` could hold."""
-    shown = pane._asdict()
+    shown = {name: getattr(pane, name) for name in PANE_ATTRIBUTES}
     if pane.window is None:
         del shown["window"]
     if pane.timing == "early":

@@ -145,7 +145,8 @@ class Transcript:
                 yield step.does
 
 
-class Pane(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Pane:
     """A pane as it came out."""
 
     key: Any
@@ -345,6 +346,7 @@ def reads(text: str, *, file: str = "<text>") -> list[Transcript]:
     try:
         while loader.check_node():
             node = loader.get_node()
+            assert node is not None
             document += 1
             content = loader.construct_document(node)  # type: ignore[no-untyped-call]
             if content is None:  # an empty document, as after a last `---`
@@ -563,3 +565,10 @@ class _Reader:
         if value is None or isinstance(value, dict | list):
             raise self.wrong(f"`idle` is {value!r}", "name one partition")
         return Idle(str(value))
+
+
+def read_step(kind: str, content: Any) -> Action | Check:
+    """One step from Python values, with the short forms and the errors of a file."""
+    reader = _Reader("<step>", 1, yaml.ScalarNode("", ""))
+    reader.name = kind
+    return reader.kinds()[kind](content)
