@@ -103,7 +103,7 @@ def _apply(profile: Profile, values: Mapping[str, Any], *, place: str) -> Profil
                 raise ConfigError(f"'{key}' in {place} is not a table", remedy=f"write a section [profile.{profile.name}.{key}]")
             value = {name: str(setting).lower() if isinstance(setting, bool) else str(setting) for name, setting in value.items()}
         elif not isinstance(value, str):
-            raise ConfigError(f"'{key}' in {place} is {value!r}", remedy='give text in quotes')
+            raise ConfigError(f"'{key}' in {place} is {value!r}", remedy="give text in quotes")
         elif key == "data":
             value = Path(value).expanduser()
         elif key == "connector" and value not in CONNECTORS:
