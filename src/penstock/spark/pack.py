@@ -31,10 +31,10 @@ def packed(scan: Scan, plan: PhysicalPlan, frame: DataFrame) -> Iterator[DataFra
     together = tuple(feed for feed in scan.feeds if all(step.outside is None for step in feed.steps))
     apart = tuple(feed for feed in scan.feeds if feed not in together)
     if together:
-        yield rows.mapInArrow(packer(scan, together, stages, counts=True), DDL)
+        yield rows.mapInArrow(packer(scan.id, together, stages, counts=True), DDL)
     for place, feed in enumerate(apart):
         done = in_spark(feed.steps, rows, name=scan.name)
-        yield done.mapInArrow(packer(scan, (replace(feed, steps=()),), stages, counts=not together and place == 0), DDL)
+        yield done.mapInArrow(packer(scan.id, (replace(feed, steps=()),), stages, counts=not together and place == 0), DDL)
 
 
 def from_user(scan: Scan) -> DataFrame:
@@ -46,7 +46,7 @@ def from_user(scan: Scan) -> DataFrame:
     time = f"unix_micros(CAST(`{scan.event_time}` AS TIMESTAMP))" if scan.event_time else "unix_micros(current_timestamp())"
     own = [f"CAST(`{field.name}` AS {field.type}) AS `{field.name}`" for field in scan.schema]
     rows: DataFrame = frame.selectExpr(
-        *own, f"{time} AS {TIME}", f"{scan.id} AS {SOURCE}", f"0 AS {PARTITION}", f"monotonically_increasing_id() AS {OFFSET}"
+        *own, f"{time} AS {TIME}", f"{scan.id} AS {SOURCE}", f"0 AS {PARTITION}", f"CAST(-1 AS BIGINT) AS {OFFSET}"
     )
     return rows
 
@@ -93,7 +93,7 @@ def _applied(step: Apply) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Re
 
 
 def packer(
-    scan: Scan, feeds: tuple[Feed, ...], stages: dict[int, int], *, counts: bool
+    scan: int, feeds: tuple[Feed, ...], stages: dict[int, int], *, counts: bool
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """The function of the packing step: one task's rows to envelopes."""
 
@@ -104,16 +104,31 @@ def packer(
         records = 0
         for batch in batches:
             table = pa.Table.from_batches([batch])
-            records += table.num_rows
             _maxima(table, greatest)
+            table = _numbered(table, records)
+            records += table.num_rows
             kept = table.filter(table[KEEP]).drop_columns([KEEP])
-            envelopes = [envelope for feed in feeds for envelope in send(kept, feed, source=scan.id, is_stage=feed.to in stages)]
+            envelopes = [envelope for feed in feeds for envelope in send(kept, feed, source=scan, is_stage=feed.to in stages)]
             if envelopes:
                 yield to_batch(envelopes)
         if records:
             yield to_batch(list(_controls(scan, feeds, stages, greatest, records if counts else 0)))
 
     return pack
+
+
+def _numbered(table: pa.Table, first: int) -> pa.Table:
+    """Rows of a user's DataFrame have no offset: their place in the task stands for it."""
+    import numpy as np
+    import pyarrow as pa
+    from pyspark import TaskContext
+
+    if table.num_rows == 0 or table[OFFSET][0].as_py() != -1:
+        return table
+    task = TaskContext.get()
+    start = ((task.partitionId() if task is not None else 0) << 40) + first
+    offsets = pa.array(np.arange(start, start + table.num_rows, dtype=np.int64))
+    return table.set_column(table.schema.get_field_index(OFFSET), OFFSET, offsets)
 
 
 def _maxima(table: pa.Table, greatest: dict[int, int]) -> None:
@@ -129,9 +144,9 @@ def _grouped(table: pa.Table, pc: Any) -> tuple[list[int], list[int | None]]:
     return found[PARTITION].to_pylist(), found[f"{TIME}_max"].to_pylist()
 
 
-def _controls(scan: Scan, feeds: tuple[Feed, ...], stages: dict[int, int], greatest: dict[int, int], records: int) -> Iterator[Envelope]:
+def _controls(scan: int, feeds: tuple[Feed, ...], stages: dict[int, int], greatest: dict[int, int], records: int) -> Iterator[Envelope]:
     times = [Times(partition, time_us) for partition, time_us in sorted(greatest.items())]
     for to, place in sorted({(feed.to, feed.input) for feed in feeds if feed.to in stages}):
-        yield from times_to_stage(times, to=to, source=scan.id, groups=stages[to], input=place)
+        yield from times_to_stage(times, to=to, source=scan, groups=stages[to], input=place)
     if records:
-        yield counts_envelope({"records": records}, source=scan.id)
+        yield counts_envelope({"records": records}, source=scan)

@@ -96,7 +96,7 @@ class Running:
     job: Path
     query: StreamingQuery
     ui: str  # Spark's page
-    _target: dict[str, Any] | None = field(default=None, init=False)
+    _target: dict[str, int] | None = field(default=None, init=False)
 
     @property
     def ended(self) -> bool:
@@ -140,15 +140,16 @@ class Running:
         return True
 
     def _available(self) -> dict[str, int]:
-        from penstock.spark.source import available
+        from penstock.spark.offsets import client_of, resolve
 
         assert self.profile.broker is not None, "checked at the start"
-        return {
-            f"{scan.id}/{topic}/{partition}": offset
-            for scan in self.plan.scans
-            if scan.topics
-            for (topic, partition), offset in available(scan, address=self.profile.broker, options=self.profile.security).items()
-        }
+        client = client_of(self.profile.broker)
+        target: dict[str, int] = {}
+        for scan in self.plan.scans:
+            places = [(topic, partition) for topic, partitions in client.partitions(scan.topics).items() for partition in partitions]
+            for (topic, partition), offset in resolve(client, scan.end or "latest", places).items():
+                target[f"{scan.id}/{topic}/{partition}"] = offset
+        return target
 
 
 def totals(progress: Path) -> dict[str, int]:

@@ -209,7 +209,6 @@ def _on_loopback(profile: Profile) -> bool:
 def _environment(profile: Profile, scratch: Path) -> dict[str, str]:
     environment = dict(os.environ)
     environment.update(PYSPARK_PYTHON=sys.executable, PYSPARK_DRIVER_PYTHON=sys.executable, SPARK_CONNECT_MODE="0")
-    environment.setdefault("NUMBA_CACHE_DIR", str(_made(profile.data / "cache" / "numba")))
     environment["POLARS_MAX_THREADS"] = environment.get("POLARS_MAX_THREADS", "1")  # tasks are the parallelism
     environment["MALLOC_ARENA_MAX"] = "2"
     environment["TMPDIR"] = str(scratch)
@@ -330,7 +329,7 @@ def _by_submit(conf: dict[str, str], environment: dict[str, str], java: Java, lo
 
     settings = SparkConf(loadDefaults=False)
     settings.setAll(list(conf.items()))
-    os.environ.update({name: environment[name] for name in ("PYSPARK_PYTHON", "NUMBA_CACHE_DIR")}, JAVA_HOME=str(java.home))
+    os.environ.update({name: environment[name] for name in ("PYSPARK_PYTHON",)}, JAVA_HOME=str(java.home))
     try:
         with log.open("ab") as output:
             SparkContext._gateway = launch_gateway(settings, {"stdout": output, "stderr": output})  # type: ignore[no-untyped-call]
