@@ -8,9 +8,8 @@ object (collect, sketches, the user's own) are in `collection.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +19,7 @@ from penstock.dataflow.aggregate import Aggregate
 from penstock.errors import PlanError
 from penstock.kernels import loops
 from penstock.kernels.kernel import OFFSET, PARTITION, SOURCE, TIME
-from penstock.kernels.state import Array, Column, key_plain
+from penstock.kernels.state import Array, Column, key_plain, objects
 from penstock.schema import Schema, arrow_type
 
 Columns = list[Array]  # the arrays of one function's state columns, aligned
@@ -49,7 +48,8 @@ class Rows:
         """What each row counts: 1, or its sign."""
         if not self.signed:
             return np.ones(self.count, np.int64)
-        return pc.fill_null(self.array(SIGN), 1).to_numpy(zero_copy_only=False).astype(np.int64)
+        signs: Array = pc.fill_null(self.array(SIGN), 1).to_numpy(zero_copy_only=False)
+        return signs.astype(np.int64)
 
     def valid_weight(self, name: str) -> Array:
         """The weight of each row, 0 where the column is null."""
@@ -85,8 +85,8 @@ class Rows:
 class Function(Protocol):
     """One aggregate of a step."""
 
-    columns: tuple[Column, ...]
-
+    @property
+    def columns(self) -> tuple[Column, ...]: ...
     def lift(self, rows: Rows, group: Array, groups: int) -> Columns: ...
     def merge(self, into: Columns, slots: Array, partials: Columns) -> None:
         """into[slots] combined with partials; slots are different. Never keeps a partial's object for itself."""
@@ -211,7 +211,7 @@ class Moments(_Plain):
     def lift(self, rows: Rows, group: Array, groups: int) -> Columns:
         values, weight = rows.numbers(self._column, whole=False)
         partials = [np.zeros(groups) for _ in range(3)]
-        loops.scatter_moments(group, values, weight, *partials)
+        loops.scatter_moments(group, values, weight, partials[0], partials[1], partials[2])
         return partials
 
     def merge(self, into: Columns, slots: Array, partials: Columns) -> None:
@@ -224,7 +224,7 @@ class Moments(_Plain):
         into[2][slots] = a[2] + b[2] + np.where((a[0] > 0) & (b[0] > 0), step * step * a[0] * share, 0.0)
 
     def fold(self, partials: Columns, low: Array, high: Array) -> Columns:
-        return list(loops.fold_moments(*partials, low, high))
+        return list(loops.fold_moments(partials[0], partials[1], partials[2], low, high))
 
     def lower(self, partials: Columns) -> pa.Array:
         count, _, squares = partials
@@ -273,14 +273,6 @@ class Pick:
 
     def lower(self, partials: Columns) -> pa.Array:
         return from_plain(pa.array(partials[-1].tolist(), plain_type(self._type)), self._type)
-
-
-def objects(values: Sequence[Any]) -> Array:
-    """A one-dimensional object array, also of lists and tuples."""
-    out = np.empty(len(values), object)
-    for i, value in enumerate(values):
-        out[i] = value
-    return out
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:

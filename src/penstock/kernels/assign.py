@@ -20,7 +20,7 @@ from penstock.kernels import loops
 from penstock.kernels.aggregate import Columns, Function, Rows
 from penstock.kernels.kernel import TIME
 from penstock.kernels.panes import Partials
-from penstock.kernels.state import Array, Column, key_plain, key_values
+from penstock.kernels.state import Array, Column, key_plain, key_values, objects
 from penstock.kernels.trigger import DeltaNode, DeltaSeen, Node, PunctuationNode, Signals
 
 COUNT, START = "_count", "_start"  # of a table of partials: records in the group, start of its slice
@@ -87,14 +87,13 @@ def keyed(rows: Rows, names: Sequence[str]) -> Keyed:
     if not names:
         return Keyed(np.zeros(rows.count, np.int64), [()])
     columns = [key_plain(rows.array(name)) for name in names]
-    code, first = None, None
-    for column in columns:
-        encoded = column.dictionary_encode(null_encoding="encode")
-        indices = encoded.indices.to_numpy().astype(np.int64)
-        if len(columns) == 1:
-            return Keyed(indices, key_values([encoded.dictionary], len(encoded.dictionary)))
-        code, first = loops.group_pairs(indices if code is None else code, indices)
-    assert code is not None
+    encoded = [column.dictionary_encode(null_encoding="encode") for column in columns]
+    codes = [each.indices.to_numpy().astype(np.int64) for each in encoded]
+    if len(codes) == 1:
+        return Keyed(codes[0], key_values([encoded[0].dictionary], len(encoded[0].dictionary)))
+    code, first = codes[0], codes[0]
+    for other in codes[1:]:
+        code, first = loops.group_pairs(code, other)
     return Keyed(code, key_values([column.take(pa.array(first)) for column in columns], first.size))
 
 
@@ -209,8 +208,6 @@ def is_partials(table: pa.Table) -> bool:
 
 
 def _read(array: pa.Array, column: Column) -> Array:
-    from penstock.kernels.aggregate import objects
-
     if column.unpack is not None:
         return objects(column.unpack(array))
     return array.to_numpy(zero_copy_only=False).astype(column.dtype)

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from penstock.dataflow.aggregate import Aggregate, UserAggregate
 from penstock.errors import PlanError
-from penstock.kernels.aggregate import Columns, Rows, from_plain, objects, plain_type
-from penstock.kernels.state import Array, Column, key_plain
+from penstock.kernels.aggregate import Columns, Rows, from_plain, plain_type
+from penstock.kernels.state import Array, Column, key_plain, objects
 from penstock.schema import Schema, arrow_type
 
 QUANTILE_EXACT_MAX = 1_000

@@ -13,7 +13,7 @@ _EMPTY = -1
 
 
 @njit(cache=True, inline="always")
-def _mix(a: int, b: int, c: int) -> int:
+def _mix(a, b, c):  # type: ignore[no-untyped-def]
     h = (
         np.uint64(a) * np.uint64(0x9E3779B97F4A7C15)
         ^ np.uint64(b) * np.uint64(0xC2B2AE3D27D4EB4F)

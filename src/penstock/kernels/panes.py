@@ -55,7 +55,12 @@ class Panes:
 class Moment(Protocol):
     """What time it is, as far as windows are concerned: the watermark before and after the batch, by window."""
 
-    now_us: int
+    @property
+    def now_us(self) -> int: ...
+    @property
+    def exact(self) -> bool:
+        """A window ends by its records, not by a watermark: its last pane is on time whatever made it."""
+        ...
 
     def ended_before(self, end: Array, key: Array) -> Array: ...
     def ended(self, end: Array, key: Array) -> Array: ...
@@ -70,6 +75,7 @@ class EventMoment:
     after_us: int
     lateness_us: int | None  # None: for ever
     now_us: int
+    exact: bool = False
 
     def ended_before(self, end: Array, key: Array) -> Array:
         return end <= self.before_us
@@ -234,7 +240,7 @@ class Windows:
         finished = np.zeros(slots.size, np.bool_)
         finished[fires] = root.fire(slots[fires], ended[fires], moment.now_us)
         shows = fires | closes
-        timing = np.where(on_time | (closes & ends_now), ON_TIME, np.where(ended, LATE, EARLY))
+        timing = np.where(on_time | (ends_now & (closes | moment.exact)), ON_TIME, np.where(ended, LATE, EARLY))
         panes = self._show(slots[shows], timing[shows], (finished | dropped)[shows]) if shows.any() else None
         table["finished"][slots[finished]] = 1
         if not self.keeps_finished:

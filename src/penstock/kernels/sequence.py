@@ -33,6 +33,7 @@ class SequenceMoment:
     keys: Keys
     final: bool
     now_us: int
+    exact: bool = True
 
     def ended_before(self, end: Array, key: Array) -> Array:
         return end <= self.keys["before"][key]

@@ -127,8 +127,7 @@ class Sessions:
         finished = np.zeros(swept.item.size, np.bool_)
         finished[is_held] = table["finished"][held[swept.item[is_held]]] != 0
         any_finished = np.logical_or.reduceat(finished, swept.low)
-        merge = Merge(np.arange(swept.low.size), swept.item, swept.low, swept.high, swept.end <= moment.before_us)
-        stays = self.windows.root.still_finished(merge, any_finished)
+        stays = any_finished & ~self._rewound(held, swept, moment)
         for cluster in np.flatnonzero(stays).tolist():  # few: a record met a finished session
             items = swept.item[swept.low[cluster] : swept.high[cluster]]
             over = held[items[(items < held.size)]]
@@ -136,6 +135,18 @@ class Sessions:
             for row in rows[items[items >= held.size] - held.size].tolist():
                 refused[row] = bool(((table["start"][over] < end[row]) & (start[row] < table["end"][over])).any())
         return refused
+
+    def _rewound(self, held: Array, swept: Swept, moment: EventMoment) -> Array:
+        """Clusters whose merged session is open again."""
+        is_held = swept.item < held.size
+        sizes = np.bincount(swept.number[is_held], minlength=swept.low.size)
+        some = sizes > 0
+        high = np.cumsum(sizes[some])
+        parts = held[swept.item[is_held]]
+        merge = Merge(np.flatnonzero(some), parts, high - sizes[some], high, swept.end[some] <= moment.before_us)
+        rewound = np.zeros(swept.low.size, np.bool_)
+        rewound[some] = self.windows.root.rewound(merge)
+        return rewound
 
     def _sweep(self, held: Array, key: Array, start: Array, end: Array) -> Swept:
         table = self.windows.table

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from penstock.errors import PenstockError
 
-Array = np.ndarray[Any, Any]
+Array = Any  # a numpy array; what compiled loops and gathers give has no type that a checker could follow
 _CAPACITY_MIN = 64
 FORMAT = 1
 
@@ -35,6 +35,9 @@ class Column:
     neutral: Any = 0
     pack: Callable[[Sequence[Any]], pa.Array] | None = None
     unpack: Callable[[pa.Array], Sequence[Any]] | None = None
+
+
+_SLOT = Column("slot", "i8")
 
 
 class Table:
@@ -105,10 +108,13 @@ class Table:
             touched = np.unique(np.concatenate(self._touched)) if self._touched else np.zeros(0, np.int64)
             slots = touched[self.live[touched]]
         low = 0 if full else self._free_low
-        arrays = [pa.array(slots)] + [_to_arrow(column, self.data[column.name][slots]) for column in self.columns]
-        batch = pa.record_batch(arrays, names=["slot", *(column.name for column in self.columns)])
+        arrays, bases = _to_arrow(_SLOT, slots, {})
+        for column in self.columns:
+            more, bases = _to_arrow(column, self.data[column.name][slots], bases)
+            arrays |= more
+        batch = pa.record_batch(list(arrays.values()), names=list(arrays))
         free = self._free[low : self._free_count]
-        head = {"next": self.next_slot, "low": low, "free": free.size}
+        head = {"next": self.next_slot, "low": low, "bases": bases}
         self._touched = []
         self._free_low = self._free_count
         return _frame(json.dumps(head).encode(), free.astype("<i8").tobytes(), _to_ipc(batch))
@@ -122,9 +128,9 @@ class Table:
             self._reserve(self.next_slot)
             self._free = np.concatenate([self._free[: head["low"]], np.frombuffer(free_bytes, "<i8").astype(np.int64)])
             batch = _from_ipc(rows)
-            slots = batch.column("slot").to_numpy()
+            slots = _from_arrow(_SLOT, batch, head["bases"])
             for column in self.columns:
-                self.data[column.name][slots] = _from_arrow(column, batch.column(column.name))
+                self.data[column.name][slots] = _from_arrow(column, batch, head["bases"])
         self._free_count = self._free_low = self._free.size
         self.live[: self.next_slot] = True
         self.live[self._free] = False
@@ -345,19 +351,40 @@ def _full(count: int, column: Column) -> Array:
     return np.full(count, None if column.dtype == "O" else column.neutral, column.dtype)
 
 
-def _to_arrow(column: Column, values: Array) -> pa.Array:
+_WIDTHS = ((1 << 8, np.uint8), (1 << 16, np.uint16), (1 << 32, np.uint32))
+
+
+def _to_arrow(column: Column, values: Array, bases: dict[str, int]) -> tuple[dict[str, pa.Array], dict[str, int]]:
+    """The column as it is written: left out if all is neutral, whole numbers as small distances from their least."""
     if column.dtype == "O":
         assert column.pack is not None, f"object column {column.name} cannot be saved"
-        return column.pack(values.tolist())
-    return pa.array(values)
+        return {column.name: column.pack(values.tolist())}, bases
+    if column is not _SLOT and bool((values == column.neutral).all()):
+        return {}, bases
+    if values.dtype.kind == "i" and values.size:
+        base = int(values.min())
+        span = int(values.max()) - base
+        for limit, narrow in _WIDTHS:
+            if span < limit:
+                return {column.name: pa.array((values - base).astype(narrow))}, {**bases, column.name: base}
+    return {column.name: pa.array(values)}, bases
 
 
-def _from_arrow(column: Column, array: pa.Array) -> Array:
+def _from_arrow(column: Column, batch: pa.RecordBatch, bases: Mapping[str, int]) -> Array:
+    at = batch.schema.get_field_index(column.name)
+    if at < 0:
+        return np.full(batch.num_rows, column.neutral, column.dtype)
+    array = batch.column(at)
     if column.dtype == "O":
         assert column.unpack is not None
-        values = column.unpack(array)
-        out = np.empty(len(values), object)
-        for i, value in enumerate(values):
-            out[i] = value
-        return out
-    return array.to_numpy(zero_copy_only=False).astype(column.dtype)
+        return objects(column.unpack(array))
+    values: Array = array.to_numpy(zero_copy_only=False).astype(column.dtype)
+    return values + bases[column.name] if column.name in bases else values
+
+
+def objects(values: Sequence[Any]) -> Array:
+    """A one-dimensional object array, also of lists and tuples."""
+    out = np.empty(len(values), object)
+    for i, value in enumerate(values):
+        out[i] = value
+    return out

@@ -108,15 +108,16 @@ class Node:
         return waits
 
     def fire(self, slots: Array, ended: Array, now_us: int) -> Array:
+        """A pane was made; which have finished? A leaf has, and keeps its state until it is begun again."""
         return np.ones(slots.size, np.bool_)
 
     def merge(self, merge: Merge) -> None:
         for part in self.parts:
             part.merge(merge)
 
-    def still_finished(self, merge: Merge, finished: Array) -> Array:
-        """Of merged windows with a finished part: is the merged one finished?"""
-        return finished
+    def rewound(self, merge: Merge) -> Array:
+        """Whether merging takes an after_watermark that has fired back to before the window's end: it is then open again."""
+        return np.zeros(merge.into.size, np.bool_)
 
 
 class CountNode(Node):
@@ -132,10 +133,6 @@ class CountNode(Node):
 
     def ready(self, slots: Array, ended: Array, now_us: int) -> Array:
         return self.table[self.path][slots] >= self._count
-
-    def fire(self, slots: Array, ended: Array, now_us: int) -> Array:
-        self.table[self.path][slots] = 0
-        return super().fire(slots, ended, now_us)
 
     def merge(self, merge: Merge) -> None:
         self.table[self.path][merge.into] = merge.reduce(np.add, self.table[self.path])
@@ -162,10 +159,6 @@ class DelayNode(Node):
     def ready(self, slots: Array, ended: Array, now_us: int) -> Array:
         first = self.table[self.path][slots]
         return (first != _NEVER) & (first <= now_us - self.delay_us)
-
-    def fire(self, slots: Array, ended: Array, now_us: int) -> Array:
-        self.table[self.path][slots] = _NEVER
-        return super().fire(slots, ended, now_us)
 
     def merge(self, merge: Merge) -> None:
         self.table[self.path][merge.into] = merge.reduce(np.minimum, self.table[self.path])
@@ -194,10 +187,6 @@ class DeltaNode(Node):
     def ready(self, slots: Array, ended: Array, now_us: int) -> Array:
         return self.table[self._hit][slots] != 0
 
-    def fire(self, slots: Array, ended: Array, now_us: int) -> Array:
-        self.begin(slots)
-        return super().fire(slots, ended, now_us)
-
     def merge(self, merge: Merge) -> None:
         firsts = self.table[self._first][merge.parts]
         number = np.repeat(np.arange(merge.into.size), merge.high - merge.low)
@@ -221,10 +210,6 @@ class PunctuationNode(Node):
 
     def ready(self, slots: Array, ended: Array, now_us: int) -> Array:
         return self.table[self.path][slots] != 0
-
-    def fire(self, slots: Array, ended: Array, now_us: int) -> Array:
-        self.table[self.path][slots] = 0
-        return super().fire(slots, ended, now_us)
 
     def merge(self, merge: Merge) -> None:
         self.table[self.path][merge.into] = merge.reduce(np.maximum, self.table[self.path])
@@ -279,8 +264,8 @@ class WatermarkNode(Node):
                 part.merge(merge.only(groups & has, parts))
         self.table[self.path][merge.into] = after
 
-    def still_finished(self, merge: Merge, finished: Array) -> Array:
-        return finished & merge.past
+    def rewound(self, merge: Merge) -> Array:
+        return (merge.reduce(np.maximum, self.table[self.path]) != 0) & ~merge.past
 
 
 class RepeatedlyNode(Node):
@@ -292,12 +277,25 @@ class RepeatedlyNode(Node):
         return np.zeros(slots.size, np.bool_)
 
 
-class AnyNode(Node):
+class _PartsNode(Node):
+    """Several parts at once. Those that are ready fire with it, which matters if a merged session begins them again."""
+
+    def fire(self, slots: Array, ended: Array, now_us: int) -> Array:
+        for part in self.parts:
+            ready = part.ready(slots, ended, now_us)
+            part.fire(slots[ready], ended[ready], now_us)
+        return np.ones(slots.size, np.bool_)
+
+    def rewound(self, merge: Merge) -> Array:
+        return np.logical_or.reduce([part.rewound(merge) for part in self.parts])
+
+
+class AnyNode(_PartsNode):
     def ready(self, slots: Array, ended: Array, now_us: int) -> Array:
         return np.logical_or.reduce([part.ready(slots, ended, now_us) for part in self.parts])
 
 
-class AllNode(Node):
+class AllNode(_PartsNode):
     def ready(self, slots: Array, ended: Array, now_us: int) -> Array:
         return np.logical_and.reduce([part.ready(slots, ended, now_us) for part in self.parts])
 
@@ -346,17 +344,18 @@ class EachNode(Node):
                 yield part, current
 
 
-class FinallyNode(Node):
+class FinallyNode(_PartsNode):
     """The first part's panes, until the second is ready: that pane is the last."""
 
     def ready(self, slots: Array, ended: Array, now_us: int) -> Array:
         return self.parts[0].ready(slots, ended, now_us) | self.parts[1].ready(slots, ended, now_us)
 
     def fire(self, slots: Array, ended: Array, now_us: int) -> Array:
-        finished = self.parts[1].ready(slots, ended, now_us)
-        go_on = ~finished
-        finished[go_on] = self.parts[0].fire(slots[go_on], ended[go_on], now_us)
-        return finished
+        goes, until = (part.ready(slots, ended, now_us) for part in self.parts)
+        finished = np.zeros(slots.size, np.bool_)
+        for part, ready in zip(self.parts, (goes, until)):
+            finished[ready] |= part.fire(slots[ready], ended[ready], now_us)
+        return finished | until
 
 
 def _fire_again(part: Node, which: Array, slots: Array, ended: Array, now_us: int) -> None:
@@ -383,7 +382,7 @@ def build(trigger: spec.Trigger, path: str = "t") -> Node:
         case spec.AfterPunctuation(condition):
             return PunctuationNode(path, condition)
         case spec.AfterWatermark(early, late):
-            return WatermarkNode(path, early and build(early, f"{path}.e"), late and build(late, f"{path}.l"))
+            return WatermarkNode(path, build(early, f"{path}.e") if early else None, build(late, f"{path}.l") if late else None)
         case spec.Repeatedly(inner):
             return RepeatedlyNode(path, *parts(inner))
         case spec.AfterAny(inners):
