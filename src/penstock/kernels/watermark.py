@@ -26,7 +26,7 @@ _UNKNOWN_US = NEVER_US  # processing time before the first advance
 class TimeInput:
     """A sender whose time an input of the stage waits for."""
 
-    source: int  # id of a scan or a stage
+    source: int | str  # who: a scan or a stage
     input: int = 0
     lateness_us: int = 0
     idle_us: int | None = None  # None: a silent partition holds the watermark for as long as it is silent
@@ -53,7 +53,7 @@ class Tracker:
 
     def __init__(self, inputs: Sequence[TimeInput]) -> None:
         self._inputs = tuple(inputs)
-        self._partitions: dict[int, dict[int, _Partition]] = {each.source: {} for each in inputs}
+        self._partitions: dict[int | str, dict[int, _Partition]] = {each.source: {} for each in inputs}
         self._since_us = _UNKNOWN_US
         self.watermark_us = NEVER_US
 
@@ -61,7 +61,7 @@ class Tracker:
     def start(inputs: Sequence[TimeInput]) -> Tracker:
         return Tracker(inputs)
 
-    def hear(self, source: int, times: Iterable[Times], now_us: int) -> None:
+    def hear(self, source: int | str, times: Iterable[Times], now_us: int) -> None:
         """What a sender says of its partitions in this batch. `greatest_us` is of this batch's records: NEVER_US if there were none."""
         known = self._partitions.get(source)
         if known is None:  # a sender of another input's plan: its time does not concern this stage
