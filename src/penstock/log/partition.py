@@ -404,6 +404,8 @@ class Partition:
                 raise OffsetOutOfRange(self.place, start, start=self.start_offset, end=self.next_offset)
             end = self.last_stable_offset if committed else self.high_watermark
             if start >= end:
+                if self.failed is not None and start >= self.high_watermark:  # nothing will ever come: do not let the reader wait for it
+                    raise self.failed
                 return []
             for number in range(self.segment_of(start), len(self.segments)):
                 segment = self.segments[number]
@@ -412,6 +414,8 @@ class Partition:
                 found = self._reading(segment).read(start, bytes_max=bytes_max, end=end)
                 if found is not None:
                     return [found]
+                if segment.damage is not None:
+                    raise segment.damage
             return []
 
     def aborted(self, start: int, end: int) -> list[tuple[int, int]]:

@@ -33,6 +33,7 @@ class RecoveryPoints:
 
     def __init__(self, storage: Storage, path: str) -> None:
         self._lock = threading.Lock()
+        self.is_new = not storage.exists(path)  # or lost
         self._file = storage.open(path, create=True)
         self._offsets: dict[tuple[bytes, int], int] = {}
         self._slots: dict[tuple[bytes, int], int] = {}
@@ -59,8 +60,9 @@ class RecoveryPoints:
     def topic_ids(self) -> set[bytes]:
         return {topic_id for topic_id, _ in self._slots}
 
-    def get(self, topic_id: bytes, partition: int) -> int:
-        return self._offsets.get((topic_id, partition), 0)
+    def get(self, topic_id: bytes, partition: int) -> int | None:
+        """The recovery point of a partition: 0 for one that never synced anything, None if it cannot be known."""
+        return self._offsets.get((topic_id, partition), None if self.damaged_slots or self.is_new else 0)
 
     def record(self, topic_id: bytes, partition: int, offset: int) -> None:
         key = (topic_id, partition)
@@ -96,3 +98,20 @@ class RecoveryPoints:
     def close(self) -> None:
         self.sync()
         self._file.close()
+
+
+def read_points(storage: Storage, path: str) -> dict[tuple[bytes, int], int]:
+    """The good slots of the file, for those who only look."""
+    if not storage.exists(path):
+        return {}
+    file = storage.open(path)
+    try:
+        data = file.pread(file.size(), 0)
+    finally:
+        file.close()
+    found = {}
+    for start in range(0, len(data) - SLOT_BYTES + 1, SLOT_BYTES):
+        topic_id, partition, offset, _ = _SLOT.unpack_from(data, start)
+        if data[start : start + SLOT_BYTES] == _pack(topic_id, partition, offset):
+            found[topic_id, partition] = offset
+    return found

@@ -1,8 +1,9 @@
 """Opening a partition after whatever happened to it.
 
 What a crash can leave behind lies behind the recovery point (points.py): a torn last batch, unsynced batches of which any part is missing, a
-segment without its predecessor's end. From the first batch there that is not whole, everything is cut. In front of the recovery point everything was
-on disk; if it is not as it was, that is damage: nothing is cut, the error names topic, partition and offset, and the rest is served.
+segment without its predecessor's end. From the first batch there that is not whole, everything is cut; if whole batches are among it, they are saved
+in a file that ends in `.cut`. In front of the recovery point everything was on disk; if it is not as it was, that is damage: nothing is cut, the error
+names topic, partition and offset, and the rest is served. If the recovery point is lost, only a tail without a whole batch is cut.
 
 Invariant: what `recover` returns is on disk, and recovering it again changes nothing. A compacted file replaces, by its name alone, the segments whose
 offsets it covers; so the rename that gives it its name is the moment compaction happens, and leftovers of either side are removed here."""
@@ -37,12 +38,12 @@ def snapshot_path(directory: str, offset: int) -> str:
     return posixpath.join(directory, f"{offset:020d}.snapshot")
 
 
-def recover(storage: Storage, directory: str, *, place: str, recovery_point: int, index_interval_bytes: int = 4096) -> Recovered:
+def recover(storage: Storage, directory: str, *, place: str, recovery_point: int | None, index_interval_bytes: int = 4096) -> Recovered:
     report: list[str] = []
-    start_offset = _read_start(storage, directory, report)
+    start_offset = _read_start(storage, directory)
     segments = _list_segments(storage, directory, place, start_offset, index_interval_bytes)
     if not segments:
-        if recovery_point > start_offset:
+        if recovery_point is not None and recovery_point > start_offset:
             damage = Damaged(
                 place, start_offset, file=directory, position=0, why=f"no segment file, but offsets up to {recovery_point} were on disk"
             )
@@ -60,7 +61,7 @@ def recover(storage: Storage, directory: str, *, place: str, recovery_point: int
         elif last.is_compacted:
             recovered.segments.append(_fresh(storage, directory, place, last.end_offset or last.next_offset, index_interval_bytes))
         end = recovered.segments[-1].next_offset
-        if end < recovery_point:
+        if recovery_point is not None and end < recovery_point:
             recovered.damage = Damaged(
                 place, end, file=last.path, position=last.size, why=f"the log ends here, but offsets up to {recovery_point} were on disk"
             )
@@ -71,7 +72,7 @@ def recover(storage: Storage, directory: str, *, place: str, recovery_point: int
     return recovered
 
 
-def _read_start(storage: Storage, directory: str, report: list[str]) -> int:
+def _read_start(storage: Storage, directory: str) -> int:
     content = checkpoint.read(storage, posixpath.join(directory, "start"), "start")
     return int(content["start_offset"]) if content else 0
 
@@ -124,13 +125,14 @@ def _remove(storage: Storage, directory: str, name: str) -> None:
     storage.unlink(path)
 
 
-def _check_segments(storage: Storage, directory: str, place: str, recovery_point: int, recovered: Recovered) -> None:
+def _check_segments(storage: Storage, directory: str, place: str, recovery_point: int | None, recovered: Recovered) -> None:
     """Load what was on disk, check what may be torn, cut at the first thing that is."""
     segments = recovered.segments
+    point = recovery_point or 0
     for number, segment in enumerate(segments):
         follower = segments[number + 1] if number + 1 < len(segments) else None
         end = segment.end_offset if segment.is_compacted else follower.base_offset if follower else None
-        if end is not None and (segment.is_compacted or end <= recovery_point):
+        if end is not None and (segment.is_compacted or end <= point):
             _load_settled(segment, end, recovered)
             if follower is not None and follower.base_offset != end:
                 damage = Damaged(
@@ -138,22 +140,23 @@ def _check_segments(storage: Storage, directory: str, place: str, recovery_point
                 )
                 recovered.report.append(str(damage))
             continue
-        torn = _check_tail(segment, recovery_point)
+        torn = segment.rebuild(strict=False, trust_until=point)
         if torn is None and follower is not None and segment.next_offset != follower.base_offset:
             torn = Damaged(
                 place, segment.next_offset, file=segment.path, position=segment.size, why="the file ends before its follower begins"
             )
         if torn is None:
-            if segment.next_offset > recovery_point:
+            if segment.next_offset > point:
                 segment.file.fdatasync()  # it may have come from the page cache: from here on it counts as on disk
             continue
-        if segment.next_offset < recovery_point:
-            recovered.damage = torn
+        saved = _whole_batches_after(storage, segments, number)
+        if segment.next_offset < point or (recovery_point is None and saved):
+            recovered.damage = segment.damage = torn
             recovered.report.append(str(torn))
             for later in segments[number + 1 :]:
                 _load_settled(later, None, recovered)
             return
-        _cut(storage, directory, recovered, number)
+        _cut(storage, directory, recovered, number, save=saved)
         return
 
 
@@ -173,20 +176,33 @@ def _load_settled(segment: Segment, end: int | None, recovered: Recovered) -> No
         segment.damage = damage
 
 
-def _check_tail(segment: Segment, recovery_point: int) -> Damaged | None:
-    """Read what may be torn. An index that ends before the recovery point saves reading what lies before it."""
-    return segment.rebuild(strict=False, trust_until=recovery_point)
+def _whole_batches_after(storage: Storage, segments: list[Segment], number: int) -> bool:
+    """Whether anything whole lies behind the first bad batch."""
+    segment = segments[number]
+    return segment.has_batch_after(segment.size) or any(other.has_batch_after(0) for other in segments[number + 1 :])
 
 
-def _cut(storage: Storage, directory: str, recovered: Recovered, number: int) -> None:
+def _cut(storage: Storage, directory: str, recovered: Recovered, number: int, *, save: bool) -> None:
+    """End the log in front of the first bad batch. Later files go first: a crash in between must not find them behind a gap that looks settled."""
     segments = recovered.segments
     segment, later = segments[number], segments[number + 1 :]
-    lost = segment.file.size() - segment.size + sum(storage.size(other.path) for other in later)
+    tail = segment.file.size() - segment.size
+    lost = tail + sum(storage.size(other.path) for other in later)
     recovered.bytes_cut = lost
+    note = " and saved whole batches of it in *.cut files" if save else ""
     recovered.report.append(
-        f"{segment.place}: cut {lost} bytes after offset {segment.next_offset} that never were on disk as a whole ({segment.path})"
+        f"{segment.place}: cut {lost} bytes after offset {segment.next_offset} that a crash left behind{note} ({segment.path})"
     )
+    if save and tail:
+        copy = storage.open(f"{segment.path}.{segment.next_offset}.cut", create=True)
+        copy.truncate(0)
+        copy.append([segment.file.pread(tail, segment.size)])
+        copy.fdatasync()
+        copy.close()
     for other in reversed(later):
+        if save and storage.size(other.path):
+            other.close()
+            storage.rename(other.path, f"{other.path}.{segment.next_offset}.cut")
         other.remove()
     if storage.exists(segment.index_path):
         storage.unlink(segment.index_path)

@@ -34,6 +34,8 @@ _BEFORE_ALL = -(1 << 63)
 _NAME = re.compile(r"(\d{20})(?:-(\d{20}))?\.log")
 _INDEX_HEADER = struct.Struct("<4sIQqqQII")
 _HEAD = struct.Struct(">qiibIhi")  # the first 27 bytes of a batch: all that a read needs
+_EPOCH_AND_MAGIC = b"\x00\x00\x00\x00\x02"
+SEARCH_BYTES_MAX = 64 << 20
 SCAN_BYTES = 4 << 20  # one pread of a sequential scan
 HINTS_MAX = 64
 
@@ -180,16 +182,18 @@ class Segment:
                     position + at,
                     f"a batch with base offset {base}, length {length}, magic {magic} where offset {expected} should be",
                 )
-            if following > end:
+            if base >= end:
                 break
             if at + size > available:
                 if first >= 0:
                     break
+                if position + at + size > self._size:
+                    self._damaged(base, position + at, f"a batch of {size} bytes leaves the file")
                 data = data[:at] + self.file.pread(size, position + at)  # one batch larger than asked for
                 available = len(data)
                 if at + size > available:
-                    self._damaged(base, position + at, f"a batch of {size} bytes leaves the file")
-            if following > start:
+                    self._damaged(base, position + at, f"the file ends inside a batch of {size} bytes")
+            if following > end or following > start:  # `end` is always between batches: one that leaves it has a bad CRC
                 if first >= 0 and at + size - first > bytes_max:
                     break
                 found = google_crc32c.value(data[at + CRC_FROM : at + size])
@@ -258,6 +262,19 @@ class Segment:
                 yield header, position, whole
                 expected, at = header.next_offset, header.size
             position += at
+
+    def has_batch_after(self, position: int) -> bool:
+        """Whether a whole batch begins anywhere from `position` on: looks for the bytes that every stored batch has, then for a right CRC."""
+        data = self.file.pread(min(SEARCH_BYTES_MAX, max(0, self.file.size() - position)), position)
+        found = data.find(_EPOCH_AND_MAGIC, 12)
+        while found >= 0:
+            start = found - 12
+            if len(data) - start < HEADER_BYTES:
+                return False
+            if rb.why_wrong(data, rb.parse(data, start), start) is None:
+                return True
+            found = data.find(_EPOCH_AND_MAGIC, found + 1)
+        return False
 
     def _why_wrong(self, data: memoryview, header: BatchHeader, at: int, *, crc: bool) -> str | None:
         if header.leader_epoch != 0:
