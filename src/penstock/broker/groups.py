@@ -54,9 +54,10 @@ class Groups:
     async def sync(self, group_id: str, member_id: str, instance_id: str | None, generation: int, **rest: Any) -> Synced:
         if (group := self.groups.get(group_id)) is None:
             return Synced(Error.UNKNOWN_MEMBER_ID)
-        return await self._ask(
+        synced: Synced = await self._ask(
             group, lambda reply: group.sync(member_id, instance_id, generation, reply=reply, now_ms=self.now_ms(), **rest)
         )
+        return synced
 
     async def _ask(self, group: Group, ask: Callable[[Callable[[Any], None]], None]) -> Any:
         """Ask the state machine and wait for its answer. If the asker goes away, the answer is not kept for it."""

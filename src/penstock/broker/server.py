@@ -24,6 +24,8 @@ logger = logging.getLogger("penstock.broker")
 RECEIVE_BYTES = 128 * 1024
 SWEEP_SECONDS = 1.0
 BACKLOG = 1024
+# Requests that are dropped when their client goes away. All others are finished: half a commit helps nobody.
+WAITS_FOR_OTHERS = frozenset({Api.JOIN_GROUP, Api.SYNC_GROUP})
 
 
 class Request(NamedTuple):
@@ -153,13 +155,15 @@ class Server:
                 return slot.fill([encode_response(Api.API_VERSIONS, 0, body, correlation_id=header.correlation_id)])
             raise Malformed(f"version {header.version} of {Api(header.api_key).name} is not known")
         if served.handle_raw is not None:
-            return served.handle_raw(self.node, connection, slot, header, memoryview(frame))
+            served.handle_raw(self.node, connection, slot, header, memoryview(frame))
+            return None
         assert served.handle is not None
         request = Request(header, decode_request(header, frame), connection.host)
         task = self.loop.create_task(self._answer(connection, slot, served.handle, request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        slot.on_gone = task.cancel  # type: ignore[assignment]
+        if header.api_key in WAITS_FOR_OTHERS:
+            slot.on_gone = task.cancel  # type: ignore[assignment]
         return None
 
     async def _answer(self, connection: Connection, slot: Slot, handle: Handler, request: Request) -> None:

@@ -104,8 +104,9 @@ def put_uvarint(out: bytearray, value: int) -> None:
 
 
 def decode_request(header: RequestHeader, frame: Buffer) -> Any:
-    """The body of a request as `kio`'s entity of its version."""
-    return _decode(_reader(header.api_key, header.version, True), frame, header.body_at)
+    """The body of a request as `kio`'s entity of its version. Surplus bytes are let pass: librdkafka sends some with Metadata, and Kafka does too."""
+    entity, _ = _decode(_reader(header.api_key, header.version, True), frame, header.body_at)
+    return entity
 
 
 def decode_response(api: Api, version: int, frame: Buffer) -> tuple[int, Any]:
@@ -114,7 +115,10 @@ def decode_response(api: Api, version: int, frame: Buffer) -> tuple[int, Any]:
     at = 4
     if is_flexible(api, version) and api != Api.API_VERSIONS:
         at = skip_tags(frame, at)
-    return correlation_id, _decode(_reader(api, version, False), frame, at)
+    entity, end = _decode(_reader(api, version, False), frame, at)
+    if end != len(frame):
+        raise Malformed(f"answer of {len(frame)} bytes has {len(frame) - end} bytes too many")
+    return correlation_id, entity
 
 
 def encode_request(api: Api, version: int, body: Mapping[str, Any], *, correlation_id: int, client_id: str | None) -> bytes:
@@ -143,15 +147,14 @@ def millis(duration: timedelta) -> int:
     return duration // timedelta(milliseconds=1)
 
 
-def _decode(reader: Any, frame: Buffer, at: int) -> Any:
+def _decode(reader: Any, frame: Buffer, at: int) -> tuple[Any, int]:
+    """The entity at `at`, and where it ends."""
     try:
         # kio reads immutable buffers only. The messages that carry records do not come this way, so the copy is small.
         entity, size = reader(frame if isinstance(frame, bytes) else bytes(frame), at)
     except Exception as error:
         raise Malformed(f"message of {len(frame)} bytes cannot be read: {error}") from error
-    if at + size != len(frame):
-        raise Malformed(f"message of {len(frame)} bytes has {len(frame) - at - size} bytes too many")
-    return entity
+    return entity, at + size
 
 
 @cache
