@@ -30,6 +30,7 @@ from penstock.kernels.window import WindowKernel
 from penstock.schema import arrow_type
 
 _TIMESTAMP = arrow_type("TIMESTAMP")
+_TIME_FIELD = pa.field(TIME, pa.int64())
 
 
 class Assigner(Protocol):
@@ -63,7 +64,7 @@ class Windowing:
             absorbed, late, untimed = self._absorb(table, moment)
         candidates = [*absorbed.touched, *self._assigner.due(moment), self._windows.due_now(at.now_us)]
         panes = self._windows.evaluate(candidates, moment)
-        rows = None if panes is None else self._rows(panes)
+        rows = None if panes is None else self._rows(panes, at)
         self._keys.forget_unused()
         held = self._windows.table.count + sum(table.count for table in self._assigner.tables.values())
         counts = {"late": absorbed.late_count, "untimed": untimed, "windows": held, "keys": len(self._keys)}
@@ -96,31 +97,35 @@ class Windowing:
         absorbed = self._assigner.absorb_partials(table, moment) if table.num_rows else Absorbed()
         return absorbed, None, untimed
 
-    def _rows(self, panes: Panes) -> pa.Table:
+    def _rows(self, panes: Panes, at: Context) -> pa.Table:
         columns = self._keys.arrays(panes.key)
         functions = self._windows.functions
         for aggregate, function, partials in zip(self._kernel.aggregates, functions, panes.columns):
             result = function.lower(partials)
             wanted = arrow_type(aggregate.type)
             columns.append(result if result.type == wanted else result.cast(wanted))
-        columns += self._bounds(panes)
+        start, end, time = self._bounds(panes, at)
         columns += [
-            pa.array(panes.index, pa.int32()), pa.array(panes.late_index, pa.int32()),
+            start.cast(_TIMESTAMP), end.cast(_TIMESTAMP), pa.array(panes.index, pa.int32()), pa.array(panes.late_index, pa.int32()),
             pa.DictionaryArray.from_arrays(pa.array(panes.timing.astype(np.int32)), pa.array(TIMINGS)).cast(pa.string()),
             pa.array(panes.index == 0), pa.array(panes.last),
         ]  # fmt: skip
         if self._kernel.refinement == "retracting":
             columns.append(pa.array(panes.sign, pa.int32()))
-        return pa.Table.from_arrays(columns, schema=self._kernel.output.to_arrow())
+        return pa.Table.from_arrays([*columns, time], schema=self._kernel.output.to_arrow().append(_TIME_FIELD))
 
-    def _bounds(self, panes: Panes) -> list[pa.Array]:
+    def _bounds(self, panes: Panes, at: Context) -> tuple[pa.Array, pa.Array, pa.Array]:
+        """Start and end as they are shown, and the pane's event time: the last instant of its window."""
         if isinstance(self._kernel.window, spec.Global):
-            return [pa.nulls(panes.key.size, _TIMESTAMP)] * 2
+            # It has no last instant that will ever come: its panes lie where the watermark is.
+            known_us = [us for us in (at.next_watermark_us, at.watermark_us) if NEVER_US < us < FOREVER_US]
+            nothing = pa.nulls(panes.key.size, pa.int64())
+            return nothing, nothing, pa.array(np.full(panes.key.size, known_us[0])) if known_us else nothing
+        start, end, nobody = panes.start, panes.end, None
         if isinstance(self._assigner, Sequenced | SlicedSequence):  # the times of the records that are in it
-            (first, _), (last, known) = panes.columns[-2:]
-            nobody = known == 0
-            return [pa.array(first, mask=nobody).cast(_TIMESTAMP), pa.array(last + 1, mask=nobody).cast(_TIMESTAMP)]
-        return [pa.array(panes.start, pa.int64()).cast(_TIMESTAMP), pa.array(panes.end, pa.int64()).cast(_TIMESTAMP)]
+            (start, _), (last, known) = panes.columns[-2:]
+            end, nobody = last + 1, known == 0
+        return pa.array(start, mask=nobody), pa.array(end, mask=nobody), pa.array(end - 1, mask=nobody)
 
     def held(self) -> list[tuple[tuple[Any, ...], int | None, int | None, bool]]:
         """The windows in memory: key, start and end (None for the global window), and whether its trigger has finished."""
