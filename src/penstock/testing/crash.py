@@ -270,9 +270,7 @@ def run_round(victim: Victim, load: Load, rng: random.Random) -> Report:
     running.spawn(running.commit)
     try:
         for _ in range(load.cycles):
-            # Kill only while records flow: clients take longer to come back than the broker does.
-            before = running.progress
-            wait_until(lambda before=before: running.progress > before or running.failures, "records flow again", seconds=SETTLE_S_MAX)  # type: ignore[misc]
+            _wait_for_load(running, rng)
             running.over.wait(rng.uniform(*load.running_s))
             victim.kill()
             report.torn += victim.tear_tails(rng) if load.torn else 0
@@ -288,6 +286,17 @@ def run_round(victim: Victim, load: Load, rng: random.Random) -> Report:
     _judge(running, subject, report)
     done(subject.admin.delete_topics([topic]))
     return report
+
+
+def _wait_for_load(running: _Round, rng: random.Random) -> None:
+    """Until records flow, and sometimes until transactions do: clients take longer to come back than the broker does."""
+    sends, transactions = running.progress, len(running.outcomes)
+    transactions -= 0 if running.load.transactional and rng.random() < 0.3 else 1
+
+    def flows() -> bool:
+        return bool(running.failures) or (running.progress > sends and len(running.outcomes) > transactions)
+
+    wait_until(flows, "records flow again", seconds=SETTLE_S_MAX)
 
 
 def _judge(running: _Round, subject: Subject, report: Report) -> None:
