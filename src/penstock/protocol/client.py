@@ -37,7 +37,7 @@ TIMEOUT_S = 30.0
 
 _VERSIONS = {
     Api.PRODUCE: 8, Api.FETCH: 11, Api.LIST_OFFSETS: 3, Api.METADATA: 5, Api.OFFSET_COMMIT: 3, Api.OFFSET_FETCH: 3,
-    Api.FIND_COORDINATOR: 1, Api.CREATE_TOPICS: 3, Api.DELETE_TOPICS: 3, Api.API_VERSIONS: 0,
+    Api.FIND_COORDINATOR: 1, Api.CREATE_TOPICS: 4, Api.DELETE_TOPICS: 3, Api.API_VERSIONS: 0,
 }  # fmt: skip
 _LENGTH = struct.Struct(">i")
 _HEADER = struct.Struct(">hhih")
@@ -260,8 +260,8 @@ class Client:
     def topics(self) -> list[str]:
         return sorted(self._load_metadata(None))
 
-    def create_topic(self, name: str, *, partitions: int = 1, replicas: int = 1, config: Mapping[str, str] | None = None) -> bool:
-        """Make a topic; false if it is there already."""
+    def create_topic(self, name: str, *, partitions: int = -1, replicas: int = -1, config: Mapping[str, str] | None = None) -> bool:
+        """Make a topic; false if it is there already. -1 leaves a number to the broker's settings."""
         body = {
             "topics": [{
                 "name": name, "num_partitions": partitions, "replication_factor": replicas, "assignments": [],

@@ -199,6 +199,7 @@ def _bodies(frame: Array, table: Array, place: str) -> tuple[Array, Array]:
 
 
 def _decompressed(data: Array, codec: int, what: str) -> Array:
+    unpacked: Any
     try:
         match codec:
             case 1:
@@ -224,7 +225,8 @@ def _snappy(data: Array) -> Any:
     at = 16
     while at + 4 <= len(data):
         size = int.from_bytes(data[at : at + 4].tobytes(), "big")
-        parts.append(np.frombuffer(cramjam.snappy.decompress_raw(data[at + 4 : at + 4 + size]), np.uint8))
+        block: Any = cramjam.snappy.decompress_raw(data[at + 4 : at + 4 + size])
+        parts.append(np.frombuffer(block, np.uint8))
         at += 4 + size
     return np.concatenate(parts) if parts else b""
 

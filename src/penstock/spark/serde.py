@@ -1,7 +1,7 @@
 """JSON values to typed Arrow columns, and rows to JSON values.
 
 A value is a JSON object; fields of the schema become columns, other fields are ignored, missing ones are null. One compiled pass
-(`loops.json_rows`) reads the ordinary rows; what it leaves (rare forms, and everything that is wrong) goes through `_full`, the
+(`json_loops.json_rows`) reads the ordinary rows; what it leaves (rare forms, and everything that is wrong) goes through `_full`, the
 definition of the meaning, which says for each bad record what is wrong with it. So a bad record costs itself and nothing else.
 
     BOOLEAN true, false       INT, BIGINT integers in range        FLOAT, DOUBLE numbers, "NaN", "Infinity", "-Infinity"
@@ -19,7 +19,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -28,18 +28,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.schema import Schema, arrow_type
-from penstock.spark import loops
+from penstock.spark import json_loops, loops
 from penstock.spark.decode import bitmap
 
 Array = Any  # numpy.ndarray
 
 _HOW = {
-    "BOOLEAN": loops.AS_BOOLEAN, "INT": loops.AS_INT, "BIGINT": loops.AS_LONG, "FLOAT": loops.AS_DOUBLE, "DOUBLE": loops.AS_DOUBLE,
-    "STRING": loops.AS_TEXT, "BINARY": loops.AS_TEXT, "TIMESTAMP": loops.AS_TIMESTAMP, "DATE": loops.AS_DATE,
+    "BOOLEAN": json_loops.AS_BOOLEAN, "INT": json_loops.AS_INT, "BIGINT": json_loops.AS_LONG, "FLOAT": json_loops.AS_DOUBLE, "DOUBLE": json_loops.AS_DOUBLE,
+    "STRING": json_loops.AS_TEXT, "BINARY": json_loops.AS_TEXT, "TIMESTAMP": json_loops.AS_TIMESTAMP, "DATE": json_loops.AS_DATE,
 }  # fmt: skip
 _NUMPY = {"INT": np.int32, "BIGINT": np.int64, "TIMESTAMP": np.int64, "DATE": np.int32, "FLOAT": np.float32, "DOUBLE": np.float64}
 _SHOWN_CHARS_MAX = 60
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _INSTANT = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:\.(\d+))?)?(Z|[+-]\d\d(?::?\d\d)?)?)?", re.ASCII
 )  # fmt: skip
@@ -72,7 +72,7 @@ def decode_json(data: Array, positions: Array, sizes: Array, schema: Schema) -> 
     states = np.zeros((columns, count), np.uint8)
     rows = np.zeros(count, np.uint8)
     if count:
-        loops.json_rows(data, positions, sizes, names, name_ends, hows, ints, ints.view(np.float64), lengths, states, rows)
+        json_loops.json_rows(data, positions, sizes, names, name_ends, hows, ints, ints.view(np.float64), lengths, states, rows)
     made = [_column(data, field.type, ints[i], lengths[i], states[i], rows) for i, field in enumerate(schema.fields)]
     hard = np.flatnonzero(rows)  # after the columns: making one can turn a row hard
     arrow = schema.to_arrow()
@@ -108,7 +108,7 @@ def _program(schema: Schema) -> tuple[Array, Array, Array]:
     names = [json.dumps(name, ensure_ascii=False)[1:-1].encode() for name in schema.names]
     ends = np.zeros(len(names) + 1, np.int64)
     ends[1:] = np.cumsum([len(name) for name in names])
-    hows = np.array([_HOW.get(field.type, loops.AS_SPAN) for field in schema.fields], np.int64)
+    hows = np.array([_HOW.get(field.type, json_loops.AS_SPAN) for field in schema.fields], np.int64)
     return np.frombuffer(b"".join(names) or b"\0", np.uint8), ends, hows
 
 
@@ -120,7 +120,7 @@ def _column(data: Array, type: str, ints: Array, lengths: Array, states: Array, 
             return text
         return _binary(text, rows) if type == "BINARY" else _arrays(text, type, rows)
     count = len(ints)
-    given = states != loops.NULL
+    given = states != json_loops.NULL
     values = ints.view(np.float64) if type in ("FLOAT", "DOUBLE") else ints
     if type in ("FLOAT", "DOUBLE"):
         _long_numbers(data, ints, lengths, states, values)
@@ -134,7 +134,7 @@ def _column(data: Array, type: str, ints: Array, lengths: Array, states: Array, 
 
 def _long_numbers(data: Array, ints: Array, lengths: Array, states: Array, values: Array) -> None:
     """Numbers with more digits than the compiled pass converts exactly: Arrow's reader rounds them correctly."""
-    long = np.flatnonzero(states == loops.NUMBER_TEXT)
+    long = np.flatnonzero(states == json_loops.NUMBER_TEXT)
     if len(long):
         out = np.empty(int(lengths[long].sum()), np.uint8)
         ends = np.empty(len(long) + 1, np.int32)
@@ -148,8 +148,8 @@ def _texts(data: Array, positions: Array, lengths: Array, states: Array, rows: A
     out = np.empty(int(lengths.sum(dtype=np.int64)), np.uint8)
     ends = np.zeros(count + 1, np.int32)
     if count:
-        loops.gather_text(data, positions, lengths, states, rows, out, ends)
-    given = states != loops.NULL
+        json_loops.gather_text(data, positions, lengths, states, rows, out, ends)
+    given = states != json_loops.NULL
     nulls = count - int(given.sum())
     buffers = [bitmap(given) if nulls else None, pa.py_buffer(ends), pa.py_buffer(out[: ends[-1]])]
     return pa.Array.from_buffers(pa.string(), count, buffers, null_count=nulls)
@@ -159,7 +159,7 @@ def _binary(text: pa.Array, rows: Array) -> pa.Array:
     import polars as pl
 
     unpacked = pl.from_arrow(text).str.decode("base64", strict=False).to_arrow().cast(pa.binary())  # type: ignore[union-attr]
-    rows[np.asarray(pc.and_(text.is_valid(), unpacked.is_null()))] = loops.ROW_HARD
+    rows[np.asarray(pc.and_(text.is_valid(), unpacked.is_null()))] = json_loops.ROW_HARD
     return unpacked
 
 
@@ -170,12 +170,12 @@ def _arrays(text: pa.Array, type: str, rows: Array) -> pa.Array:
     wanted = arrow_type(type)
     item = pl.from_arrow(pa.array([], wanted.value_type)).dtype  # type: ignore[union-attr]
     if item in (pl.Int32, pl.Int64, pl.Float64, pl.String, pl.Boolean):
-        texts = pl.from_arrow(pc.if_else(pa.array(rows == loops.ROW_READ), text, None))
+        texts = pl.from_arrow(pc.if_else(pa.array(rows == json_loops.ROW_READ), text, None))
         try:
             return texts.str.json_decode(pl.List(item)).to_arrow().cast(wanted)  # type: ignore[union-attr]
         except (pl.exceptions.PolarsError, pa.ArrowInvalid):
             pass
-    rows[np.asarray(text.is_valid())] = loops.ROW_HARD
+    rows[np.asarray(text.is_valid())] = json_loops.ROW_HARD
     return pa.nulls(len(text), wanted)
 
 

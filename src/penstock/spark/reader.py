@@ -1,0 +1,120 @@
+"""What a reader task yields: Arrow batches of raw records, typed rows, or envelopes. Runs in Spark's workers.
+
+The imports here are the heavy ones (compiled loops, Arrow); the planner process on the driver never loads this module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.kernels.envelope import Envelope, Times, pack_times, tick_to_stage, to_batch
+from penstock.kernels.kernel import NEVER_US, OFFSET, PARTITION, SOURCE, TIME
+from penstock.planner.physical import Scan
+from penstock.protocol.client import Place
+from penstock.spark.decode import Records
+from penstock.spark.fetch import OnLost, read_slices
+from penstock.spark.scan import RAW, ScanTask, raw_table, values
+
+if TYPE_CHECKING:
+    from penstock.spark.source import Reading, ScanSlices
+
+YIELD_ROWS = 64_000  # rows in one Arrow batch for the JVM: larger ones stall its reader
+YIELD_ENVELOPES = 64
+
+
+def read(reading: Reading, part: ScanSlices) -> Iterator[pa.RecordBatch]:
+    match reading.emit:
+        case "envelopes":
+            yield from _in_batches(_envelopes(reading, part))
+        case "rows":
+            yield from _rows(reading, part)
+        case "typed":
+            yield from _typed(reading, part)
+        case _:
+            for scan, place, records in _chunks(reading, part):
+                del scan
+                yield from raw_table(place, records).cast(RAW).to_batches(max_chunksize=YIELD_ROWS)
+
+
+def _chunks(reading: Reading, part: ScanSlices) -> Iterator[tuple[Scan, Place, Records]]:
+    for scan in reading.scans:
+        slices = part.slices.get(scan.id, [])
+        for each, records in read_slices(reading.address, slices, on_lost=cast(OnLost, reading.on_lost), check=reading.check):
+            yield scan, (each.topic, each.partition), records
+
+
+def _envelopes(reading: Reading, part: ScanSlices) -> Iterator[Envelope]:
+    groups = dict(reading.groups)
+    tasks = {scan.id: ScanTask(scan, frozenset(groups), part.task) for scan in reading.scans}
+    for scan, place, records in _chunks(reading, part):
+        yield from tasks[scan.id].take(place, records)
+    for scan in reading.scans:
+        yield from tasks[scan.id].finish(part.places[scan.id], set(part.ended[scan.id]), groups)
+    if part.tick_us is not None:
+        for stage in reading.ticked:
+            yield from tick_to_stage(part.tick_us, to=stage, groups=groups[stage])
+
+
+def _in_batches(envelopes: Iterator[Envelope]) -> Iterator[pa.RecordBatch]:
+    waiting: list[Envelope] = []
+    for envelope in envelopes:
+        waiting.append(envelope)
+        if len(waiting) == YIELD_ENVELOPES:
+            yield to_batch(waiting)
+            waiting = []
+    if waiting:
+        yield to_batch(waiting)
+
+
+def _typed(reading: Reading, part: ScanSlices) -> Iterator[pa.RecordBatch]:
+    """The user's columns and `_error`; a bad record has nothing but its error."""
+    for scan, place, records in _chunks(reading, part):
+        decoded = values(scan, place, records)
+        schema = scan.schema.to_arrow().append(pa.field("_error", pa.string()))
+        good = decoded.table.append_column("_error", pa.nulls(decoded.table.num_rows, pa.string()))
+        yield from good.cast(schema).to_batches(max_chunksize=YIELD_ROWS)
+        if decoded.reasons:
+            columns = [pa.nulls(len(decoded.bad), field.type) for field in scan.schema.to_arrow()]
+            yield pa.record_batch([*columns, pa.array(decoded.reasons, pa.string())], schema=schema)
+
+
+def _rows(reading: Reading, part: ScanSlices) -> Iterator[pa.RecordBatch]:
+    """The user's columns and ours, for Spark's operators; see `source.rows`."""
+    (scan,) = reading.scans
+    user = scan.schema.to_arrow()
+    schema = pa.schema([
+        *user, (TIME, pa.int64()), (SOURCE, pa.int32()), (PARTITION, pa.int32()), (OFFSET, pa.int64()),
+        ("_error", pa.string()), ("_key", pa.binary()), ("_value", pa.binary()), ("_times", pa.binary()),
+    ])  # fmt: skip
+    task = ScanTask(scan, frozenset(), part.task)
+    for _, place, records in _chunks(reading, part):
+        decoded = values(scan, place, records)
+        table = task._with_ours(decoded, place, records)
+        if scan.event_time in scan.schema:
+            table = task._timed(table)
+        times = table[TIME].drop_null().to_numpy()
+        if len(times):
+            task.greatest_us[place] = max(task.greatest_us.get(place, NEVER_US), int(times.max()))
+        yield from _fitted(table, schema).to_batches(max_chunksize=YIELD_ROWS)
+        if decoded.reasons:
+            bad = records.take(decoded.bad)
+            count = len(bad)
+            letters = pa.table({
+                SOURCE: np.full(count, scan.id, np.int32), PARTITION: np.full(count, scan.topics.index(place[0]) << 20 | place[1], np.int32),
+                OFFSET: np.ascontiguousarray(bad.offsets), "_error": pa.array(decoded.reasons, pa.string()), "_key": bad.keys(), "_value": bad.values(),
+            })  # fmt: skip
+            yield from _fitted(letters, schema).to_batches()
+    told: list[Times] = [task._time(place, set(part.ended[scan.id])) for place in part.places[scan.id]]
+    control = pa.table({"_times": pa.array([pack_times(told)], pa.binary())})
+    yield from _fitted(control, schema).to_batches()
+
+
+def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table with exactly the schema's columns; those that it lacks are null."""
+    columns = [
+        table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(table.num_rows, field.type) for field in schema
+    ]
+    return pa.table(columns, schema=schema)
