@@ -96,10 +96,11 @@ def arrow_type(name: str) -> pa.DataType:
 
 
 def _field(part: str) -> Field:
-    words = part.split(None, 1)
+    part = part.strip()
+    words = list(part[1:].partition("`")[::2]) if part.startswith("`") else part.split(None, 1)
     if len(words) != 2:
-        raise ConfigError(f"'{part.strip()}' is not a column", remedy="write a name and a type, for example 'celsius DOUBLE'")
-    return Field(words[0].strip("`"), _type(words[1].strip()))
+        raise ConfigError(f"'{part}' is not a column", remedy="write a name and a type, for example 'celsius DOUBLE'")
+    return Field(words[0], _type(words[1].strip()))
 
 
 def _type(text: str) -> str:

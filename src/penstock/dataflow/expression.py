@@ -299,7 +299,12 @@ class _Checker:
             return _Typed("BIGINT", f"({a.spark} DIV NULLIF({b.spark}, 0L))", f"TRY({a.arrow} // NULLIF({b.arrow}, 0))")
         a, b = _as(a, type), _as(b, type)
         if isinstance(node, exp.Mod):
-            return _Typed(type, f"try_mod({a.spark}, {b.spark})", f"({a.arrow} % NULLIF({b.arrow}, 0))")
+            # The smallest number by -1 is no overflow for Spark: nothing remains.
+            rest = f"({a.arrow} % NULLIF({b.arrow}, 0))"
+            arrow = (
+                f"CASE WHEN {b.arrow} = -1 AND {a.arrow} IS NOT NULL THEN CAST(0 AS {type}) ELSE {rest} END" if type in _INT_RANGE else rest
+            )
+            return _Typed(type, f"try_mod({a.spark}, {b.spark})", arrow)
         name, sign = {exp.Add: ("add", "+"), exp.Sub: ("subtract", "-"), exp.Mul: ("multiply", "*")}[node.__class__]
         arrow = f"({a.arrow} {sign} {b.arrow})"
         if type in _INT_RANGE:
@@ -424,6 +429,9 @@ class _Checker:
                 return _as(given, to)
             case (("FLOAT" | "DOUBLE"), ("INT" | "BIGINT")):
                 return _Typed(to, spark, f"TRY_CAST(trunc({given.arrow}) AS {to})")
+            case ("DOUBLE", "FLOAT"):  # too large is infinite
+                bound = f"CASE WHEN {given.arrow} > 0 THEN 'inf'::FLOAT WHEN {given.arrow} < 0 THEN '-inf'::FLOAT END"
+                return _Typed(to, spark, f"coalesce(TRY_CAST({given.arrow} AS FLOAT), {bound})")
             case (("INT" | "BIGINT" | "FLOAT" | "DOUBLE"), ("INT" | "BIGINT" | "FLOAT" | "DOUBLE")):
                 return _Typed(to, spark, f"TRY_CAST({given.arrow} AS {to})")
             case (("INT" | "BIGINT"), "STRING"):

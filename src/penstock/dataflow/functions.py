@@ -40,12 +40,17 @@ _SUBSTRING_TO_END = (
     "CASE WHEN {0} IS NULL OR {1} IS NULL THEN NULL WHEN {1} > 0 THEN substring({0}, {1}) "
     "ELSE substring({0}, CASE WHEN {1} = 0 THEN 1 ELSE greatest(length({0}) + {1} + 1, 1) END) END"
 )
+# As Java converts: NaN is 0, and what is too large becomes the largest.
+_WHOLE_PART = (
+    "CASE WHEN isnan({0}) THEN 0::BIGINT WHEN {0} >= 9223372036854775807::DOUBLE THEN 9223372036854775807::BIGINT "
+    "WHEN {0} <= (-9223372036854775808)::DOUBLE THEN (-9223372036854775808)::BIGINT ELSE CAST({f}({0}) AS BIGINT) END"
+)
 _WHOLE = ("INT", "BIGINT")
 _FRACTION = ("FLOAT", "DOUBLE")
 
 FUNCTIONS: tuple[Function, ...] = (
-    Function("upper", (TEXT,), "STRING", "upper({0})"),
-    Function("ucase", (TEXT,), "STRING", "upper({0})"),
+    Function("upper", (TEXT,), "STRING", "upper(replace({0}, 'ß', 'SS'))"),
+    Function("ucase", (TEXT,), "STRING", "upper(replace({0}, 'ß', 'SS'))"),
     Function("lower", (TEXT,), "STRING", "lower({0})"),
     Function("lcase", (TEXT,), "STRING", "lower({0})"),
     Function("length", (TEXT,), "INT", "CAST(length({0}) AS INT)"),
@@ -69,8 +74,9 @@ FUNCTIONS: tuple[Function, ...] = (
     Function("abs", (_FRACTION,), SAME, "abs({0})"),
     Function("abs", (_WHOLE,), SAME, "TRY(abs({0}))", spark="CASE WHEN {0} = {min} THEN NULL ELSE abs({0}) END"),
     Function("sign", (REAL,), "DOUBLE", "CASE WHEN isnan({0}) THEN {0} ELSE CAST(sign({0}) AS DOUBLE) END"),
-    Function("ceil", (REAL,), "BIGINT", "TRY_CAST(ceil({0}) AS BIGINT)", spark="try_cast(ceil({0}) AS BIGINT)"),
-    Function("floor", (REAL,), "BIGINT", "TRY_CAST(floor({0}) AS BIGINT)", spark="try_cast(floor({0}) AS BIGINT)"),
+    Function("ceil", (REAL,), "BIGINT", _WHOLE_PART.replace("{f}", "ceil")),
+    Function("ceiling", (REAL,), "BIGINT", _WHOLE_PART.replace("{f}", "ceil")),
+    Function("floor", (REAL,), "BIGINT", _WHOLE_PART.replace("{f}", "floor")),
     Function("sqrt", (REAL,), "DOUBLE", "CASE WHEN {0} < 0 THEN 'nan'::DOUBLE ELSE sqrt({0}) END"),
     Function("exp", (REAL,), "DOUBLE", "exp({0})"),
     Function("ln", (REAL,), "DOUBLE", "CASE WHEN {0} <= 0 THEN NULL ELSE ln({0}) END"),

@@ -20,7 +20,7 @@ from penstock.dataflow.pipeline import Pipeline, written
 from penstock.dataflow.process import Process
 from penstock.dataflow.window import Duration
 from penstock.errors import ConfigError, PlanError
-from penstock.schema import Schema
+from penstock.schema import Field, Schema
 
 IDLE = "30s"  # a partition that is silent for this long no longer holds the watermark back
 FORMATS = {"json": None, "raw": "key BINARY, value BINARY", "text": "value STRING"}  # format → its schema, if it has one
@@ -104,8 +104,10 @@ class Stream:
         step = f"select({', '.join(name for name, _ in pairs)})"
         if not pairs:
             raise PlanError(step, "selects nothing", remedy="name at least one column")
-        fields = [f"{name} {expression.value(text, node.schema, step=step).type}" for name, text in pairs]
-        return Stream(plan.Select(node, _schema(", ".join(fields), step), tuple(pairs)))
+        if len(dict(pairs)) < len(pairs):
+            raise PlanError(step, "makes two columns of one name", remedy="give each its own")
+        fields = tuple(Field(name, str(expression.value(text, node.schema, step=step).type)) for name, text in pairs)
+        return Stream(plan.Select(node, Schema(fields), tuple(pairs)))
 
     def map(self, function: Callable[[dict[str, Any]], Mapping[str, Any] | None], *, output: str | Schema | None = None) -> Stream:
         """A Python function per record: a dict in, a dict (or None: no row) out."""
@@ -485,7 +487,7 @@ def _windowed(node: plan.Node, window: windows.Window) -> plan.Window:
 
 def _aggregated(window: plan.Window, made: tuple[aggregates.Aggregate, ...], *, step: str) -> plan.Aggregated:
     keys = window.schema.select(*plan.keys_of(window))
-    fields = keys.fields + tuple(Schema.of(f"{aggregate.output} {aggregate.type}").fields[0] for aggregate in made) + plan.PANE.fields
+    fields = keys.fields + tuple(Field(aggregate.output, aggregate.type) for aggregate in made) + plan.PANE.fields
     fields += plan.SIGN.fields if window.refinement == "retracting" else ()
     names = [field.name for field in fields]
     for name in names:
