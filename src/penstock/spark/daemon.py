@@ -13,7 +13,18 @@ import importlib
 import socket
 import sys
 
-LIBRARIES = ("numpy", "pyarrow", "pyarrow.compute", "numba", "polars", "pyspark.worker", "penstock.spark.host")
+LIBRARIES = (
+    "numpy",
+    "pyarrow",
+    "pyarrow.compute",
+    "pandas",
+    "numba",
+    "duckdb",
+    "pyspark.worker",
+    "penstock.spark.host",
+    "penstock.kernels.placement",
+)
+# pandas is there because pyarrow imports it at the first conversion of a list.
 FREEZES_MAX = 3  # a worker's first tasks import what is left
 
 

@@ -10,6 +10,7 @@ standard input. Everything it writes lies in the data directory. Not here: findi
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 from dataclasses import dataclass
@@ -64,6 +66,8 @@ _CONF = {
     "spark.sql.streaming.minBatchesToRetain": "20",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     "spark.python.worker.reuse": "true",
+    # Data sources never have it; with it, functions would get a second daemon, which imports everything again.
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     "spark.python.daemon.module": "penstock.spark.daemon",
     "spark.ui.port": "0",
     "spark.ui.showConsoleProgress": "false",
@@ -130,9 +134,20 @@ def session(
         shutil.rmtree(scratch, ignore_errors=True)
         raise
     _running = _Running(spark, process, log, scratch)
+    threading.Thread(target=_warm, args=(spark, cores(profile)), name="penstock-warm", daemon=True).start()
     if not profile.is_local:
         spark.sparkContext.addPyFile(str(package_archive(scratch)))
     return spark
+
+
+def _warm(spark: SparkSession, tasks: int) -> None:
+    """Start the Python workers while the query is being planned: planning uses one core and waits much."""
+    with contextlib.suppress(Exception):  # the session may end first; the query would find its own workers
+        spark.range(0, tasks, 1, tasks).mapInArrow(_nothing, "id BIGINT").collect()
+
+
+def _nothing(batches: Any) -> Any:
+    yield from batches
 
 
 def log_file() -> Path | None:
