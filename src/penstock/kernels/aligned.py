@@ -133,8 +133,11 @@ class Aligned:
             which, start = self.grid.spread(groups.start)
             end = start + self.grid.size
         touched, takers = self._into_windows(groups, which, start, end, moment)
-        some = np.bincount(which, minlength=groups.key.size) > 0
-        return _result(groups, touched, some & (takers == 0))
+        return _result(groups, touched, (takers == 0) & self._may_be_late(groups.start))
+
+    def _may_be_late(self, slices: Array) -> Array:
+        """Records between windows (if these leave gaps) are in none by intention; others are late if no window takes them."""
+        return np.ones(slices.size, np.bool_) if self.grid is None else self.grid.last_end(slices) > slices
 
     def _into_windows(self, groups: Groups, which: Array, start: Array, end: Array, moment: Moment) -> tuple[Array, Array]:
         """Partials go to windows that are still there and have not finished: (their slots, how many took each partial)."""
@@ -228,7 +231,7 @@ class Sliced(Aligned):
             over = start + self.grid.size <= before[old][which]
             which, start = old[which][over], start[over]
             touched, takers = self._into_windows(groups, which, start, start + self.grid.size, moment)
-        return _result(groups, touched, ~held & (takers == 0) & (self.grid.last_end(groups.start) > groups.start))
+        return _result(groups, touched, ~held & (takers == 0) & self._may_be_late(groups.start))
 
     def _into_slices(self, groups: Groups, which: Array) -> None:
         table = self.slices

@@ -227,9 +227,9 @@ class WatermarkNode(Node):
 
     def on_rows(self, slots: Array, seen: Signals) -> None:
         after = self.table[self.path][slots] != 0
-        if self._early:
+        if self._early and not after.all():
             self._early.on_rows(slots[~after], seen.take(~after))
-        if self._late:
+        if self._late and after.any():
             self._late.on_rows(slots[after], seen.take(after))
 
     def ready(self, slots: Array, ended: Array, now_us: int) -> Array:

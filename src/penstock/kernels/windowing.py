@@ -128,8 +128,8 @@ class Windowing:
         return pa.array(start, mask=nobody), pa.array(end, mask=nobody), pa.array(end - 1, mask=nobody)
 
     def held(self) -> list[tuple[tuple[Any, ...], int | None, int | None, bool]]:
-        """The windows in memory: key, start and end (None for the global window), and whether its trigger has finished."""
-        plain = isinstance(self._kernel.window, spec.Global)
+        """The windows in memory: key, bounds in time (None if they have none), and whether its trigger has finished."""
+        plain = isinstance(self._kernel.window, spec.Global | spec.Count | spec.Delta | spec.Punctuation)
         held = self._assigner.held()
         arrays = self._keys.arrays(np.array([key for key, *_ in held], np.int64))
         keys = list(zip(*(array.to_pylist() for array in arrays))) if arrays else [()] * len(held)
@@ -233,9 +233,9 @@ def _assigner(kernel: WindowKernel, windows: Windows, keys: Keys) -> tuple[Timel
             return timeline, Custom(windows, keys, names, timeline, function)
         case spec.Count(size, every):
             timeline = CountTimeline(keys)
-            if size == every or not quiet:
-                return timeline, Sequenced(windows, keys, names, timeline, Grid(size, every))
-            return timeline, SlicedSequence(windows, keys, names, timeline, Grid(size, every))
+            grid = Grid(size, every, every - size)  # windows end at multiples of `every`
+            kind = Sequenced if size == every or not quiet else SlicedSequence
+            return timeline, kind(windows, keys, names, timeline, grid)
         case spec.Delta(column, threshold):
             timeline = DeltaTimeline(keys, column, threshold)
             return timeline, Sequenced(windows, keys, names, timeline, Grid(1, 1))
