@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from hypothesis import given
 from hypothesis import strategies as st
-from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
 from penstock.log import batch as rb
 from penstock.log.batch import Record

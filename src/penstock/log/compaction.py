@@ -5,14 +5,13 @@ is touched, nor the active segment. A tombstone (a record without a value) and a
 the first pass that saw them, so that a reader who is that far behind still learns of them; the time is kept in the batch itself (attribute bit 6,
 base timestamp). Records of aborted transactions go at once, a marker not before its transaction is forgotten.
 
-A pass reads full segments, which nobody changes, and writes `<range>.log.cleaned` beside them without a lock. Then the file is synced and renamed: that one step
+A pass reads full segments, which nobody changes, and writes `<base>.cleaned` beside them without a lock. Then the file is synced and renamed: that one step
 replaces the old segments (recovery.py reads the names the same way). A crash before it leaves a leftover, after it superseded files."""
 
 from __future__ import annotations
 
 import hashlib
 import posixpath
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,14 +19,13 @@ from penstock.log import batch as rb
 from penstock.log.batch import BatchHeader, Record
 from penstock.log.producers import Aborted
 from penstock.log.segment import Segment, segment_name
-from penstock.log.storage import Buffer, Storage
+from penstock.log.storage import Buffer
 
 if TYPE_CHECKING:
     from penstock.log.partition import Partition
 
 KEYS_MAX = 5_000_000  # in one pass; about 100 bytes each. A larger dirty part is compacted in several passes
 KEY_BYTES_MAX = 32  # longer keys are remembered by their hash
-SEGMENTS_PER_FILE_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +63,7 @@ def compact(partition: Partition, *, now_us: int, force: bool = False) -> Compac
         this, segments = _plan(partition, segments, now_ms)
         end = segments[-1].end_offset or partition.end_of(segments[-1])
         before = sum(segment.size for segment in segments)
-        after = 0
-        for group in _groups(segments, bytes_max=partition.config.segment_bytes):
-            after += _rewrite(partition, group, this)
+        after = _rewrite(partition, segments, this)
         partition.forget_transactions_before(end)
         return Compacted(end, before, after)
     finally:
@@ -120,47 +116,62 @@ def _short(key: bytes) -> bytes:
     return key if len(key) < KEY_BYTES_MAX else hashlib.blake2b(key, digest_size=KEY_BYTES_MAX).digest()
 
 
-def _groups(segments: list[Segment], *, bytes_max: int) -> Iterator[list[Segment]]:
-    """Consecutive segments that become one file, which is no larger than a segment may be."""
-    group: list[Segment] = []
-    size = 0
-    for segment in segments:
-        if group and (size + segment.size > bytes_max or len(group) >= SEGMENTS_PER_FILE_MAX):
-            yield group
-            group, size = [], 0
-        group.append(segment)
-        size += segment.size
-    if group:
-        yield group
+class _Output:
+    """A file in the making: what is left of some consecutive segments."""
+
+    def __init__(self, partition: Partition, first: Segment, this: Pass) -> None:
+        self._partition, self._this = partition, this
+        self._cleaned = posixpath.join(partition.directory, f"{first.base_offset:020d}.cleaned")
+        if partition.storage.exists(self._cleaned):
+            partition.storage.unlink(self._cleaned)
+        self._file = partition.storage.open(self._cleaned, create=True)
+        self._sources: list[Segment] = []
+        self._target = Segment(
+            partition.storage, self._cleaned, place=partition.place, base_offset=first.base_offset, end_offset=first.next_offset
+        )
+
+    @property
+    def size(self) -> int:
+        return self._target.size
+
+    def add(self, source: Segment) -> None:
+        self._sources.append(source)
+        for header, _, data in source.scan():
+            kept = cleaned_batch(header, data, self._this)
+            if kept is not None:
+                self._file.append([kept])
+                new = rb.parse(kept)
+                self._target.note(new.base_offset, new.next_offset, new.max_timestamp, new.size)
+
+    def finish(self) -> int:
+        """Sync the file and let it take the place of its sources."""
+        self._file.fdatasync()
+        self._file.close()
+        last = self._sources[-1]
+        target = self._target
+        target.end_offset = last.end_offset or self._partition.end_of(last)
+        target.path = posixpath.join(self._partition.directory, segment_name(target.base_offset, target.end_offset))
+        self._partition.swap(self._sources, target, cleaned=self._cleaned)
+        return target.size
+
+    def abandon(self) -> None:
+        self._file.close()
 
 
-def _rewrite(partition: Partition, group: list[Segment], this: Pass) -> int:
-    storage, directory = partition.storage, partition.directory
-    base_offset, end_offset = group[0].base_offset, group[-1].end_offset or partition.end_of(group[-1])
-    path = posixpath.join(directory, segment_name(base_offset, end_offset))
-    cleaned = path + ".cleaned"
-    if storage.exists(cleaned):
-        storage.unlink(cleaned)
-    target = Segment(storage, path, place=partition.place, base_offset=base_offset, end_offset=end_offset)
-    size = _write(storage, cleaned, target, group, this)
-    partition.swap(group, target, cleaned=cleaned)
-    return size
-
-
-def _write(storage: Storage, cleaned: str, target: Segment, group: list[Segment], this: Pass) -> int:
-    file = storage.open(cleaned, create=True)
+def _rewrite(partition: Partition, segments: list[Segment], this: Pass) -> int:
+    """Write the segments anew, as many into one file as a segment may be large. Returns the bytes written."""
+    written = 0
+    output = _Output(partition, segments[0], this)
     try:
-        for segment in group:
-            for header, _, data in segment.scan():
-                kept = cleaned_batch(header, data, this)
-                if kept is not None:
-                    file.append([kept])
-                    new = rb.parse(kept)
-                    target.note(new.base_offset, new.next_offset, new.max_timestamp, new.size)
-        file.fdatasync()
-    finally:
-        file.close()
-    return target.size
+        for number, segment in enumerate(segments):
+            if number and output.size + segment.size > partition.config.segment_bytes:
+                written += output.finish()
+                output = _Output(partition, segment, this)
+            output.add(segment)
+        return written + output.finish()
+    except BaseException:
+        output.abandon()  # the file is a leftover that the next pass or opening removes
+        raise
 
 
 def is_aborted(header: BatchHeader, aborted: tuple[Aborted, ...]) -> bool:

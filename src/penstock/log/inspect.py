@@ -72,7 +72,8 @@ def verify(directory: str | Path, *, topic: str | None = None, storage: Storage 
             row = _verify_segment(found, segment, point)
             if row.problem is None and expected is not None and segment.base_offset != expected:
                 row = row._replace(problem=f"offsets {expected} to {segment.base_offset} are missing before this file")
-            expected = segment.end_offset if segment.end_offset is not None else row.next_offset
+            settled = segment.end_offset if segment.end_offset is not None else row.next_offset
+            expected = settled if row.problem is None else None  # one damage, one row
             yield row
             segment.close()
 
