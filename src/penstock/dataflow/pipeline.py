@@ -14,7 +14,7 @@ from typing import Any
 from penstock.dataflow import plan, review
 from penstock.errors import PlanError
 
-PLANNER, ENGINE, PROFILES = "penstock.planner", "penstock.spark.run", "penstock.profile"
+EXPLANATION, ENGINE, PROFILES = "penstock.planner.explain", "penstock.spark.run", "penstock.profile"
 
 _collecting: ContextVar[list[plan.Write] | None] = ContextVar("collecting", default=None)
 
@@ -78,8 +78,7 @@ class Pipeline:
 
     def explain(self) -> str:
         """Both plans, each physical choice with its reason, the guarantee of each sink and the weakest link."""
-        planner = import_module(PLANNER)
-        return str(planner.explain(self))
+        return str(import_module(EXPLANATION).explain(self))
 
     def run(self, profile: Any = None, *, name: str | None = None, fresh: bool = False, bounded: bool = False) -> Any:
         """Starts the pipeline (profile: a name from penstock.toml, or a Profile) and returns it running: `.wait()`, `.stop()`, `.totals()`.

@@ -11,7 +11,7 @@ Every part carries the reason for its choice. Addresses and credentials are not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.kernels.kernel import Kernel
+    from penstock.kernels.window import WindowKernel
     from penstock.planner.stateless import RowStep
 
 GROUPS = 16  # key groups of a stage unless the profile says otherwise
@@ -30,6 +31,16 @@ Position = str | dict[str, Any]
 """Where a scan starts or ends: "earliest", "latest", {"timestamp_ms": n} or {topic: {"0": offset}}."""
 
 Guarantee = Literal["at-least-once", "exactly-once", "in order of arrival, not stored"]
+
+
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """Partial aggregates of a scan's own rows, made before they are sent."""
+
+    kernel: WindowKernel
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        return self.kernel.combine(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +56,7 @@ class Feed:
     keys: tuple[str, ...] = ()  # empty: all rows go to group 0
     groups: int = 1
     steps: tuple[RowStep, ...] = ()
-    combine: Callable[[pa.Table], pa.Table] | None = None
+    combine: Combine | None = None
     reason: str = ""
 
 
@@ -191,5 +202,6 @@ class PhysicalPlan:
 
     @property
     def needs_spark(self) -> bool:
-        """Whether some step is outside what the test host can evaluate."""
-        return any(scan.place == "spark" or scan.dataframe is not None for scan in self.scans)
+        """Whether some step cannot run on Arrow, or rows come from a DataFrame: then the test host cannot run the plan."""
+        steps = (step for scan in self.scans for part in (scan.before_time, *(feed.steps for feed in scan.feeds)) for step in part)
+        return any(step.outside for step in steps) or any(scan.dataframe is not None for scan in self.scans)

@@ -12,7 +12,7 @@ from penstock.dataflow import window as windows
 from penstock.dataflow.expression import Checked
 from penstock.kernels.process import ProcessKernel
 from penstock.kernels.window import WindowKernel
-from penstock.planner.physical import LATE, Feed, PhysicalPlan, Scan, Stage
+from penstock.planner.physical import LATE, Combine, Feed, PhysicalPlan, Scan, Stage
 from penstock.planner.stateless import SIGN, Filter, Project, RowStep
 from penstock.schema import Schema
 
@@ -123,7 +123,7 @@ def _combine(plan: PhysicalPlan) -> PhysicalPlan:
         if not stage.kernel.combinable or LATE in dict(stage.side) or sender.place != "scan":
             return feed
         return replace(
-            feed, combine=stage.kernel.combine, reason=f"{feed.reason}; combined per slice in the scan: fewer rows cross the shuffle"
+            feed, combine=Combine(stage.kernel), reason=f"{feed.reason}; combined per slice in the scan: fewer rows cross the shuffle"
         )
 
     return _map_feeds(plan, combined)

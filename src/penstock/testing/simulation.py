@@ -49,8 +49,8 @@ class Simulation:
 
     def __init__(self, plan: PhysicalPlan, *, start_ms: int = 0) -> None:
         if plan.needs_spark:
-            steps = "; ".join(scan.reason for scan in plan.scans if scan.place == "spark" or scan.dataframe is not None)
-            raise ConfigError(f"the test host cannot run this pipeline: {steps}", remedy="test it on Spark, or stay in the typed subset")
+            why = "; ".join(scan.reason for scan in plan.scans if scan.place == "spark")
+            raise ConfigError(f"the test host cannot run this pipeline: {why}", remedy="test it on Spark, or stay in the typed subset")
         self.plan = plan
         self.now_us = start_ms * 1_000
         self.counts: Counter[str] = Counter()
