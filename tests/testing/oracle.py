@@ -231,13 +231,20 @@ class PartsNode(Node):
         return any(part.rewound() for part in self.parts)
 
 
+class NothingNode(Node):
+    """What is left of an after_each that is through."""
+
+    def ready(self, at: Moment) -> bool:
+        return False
+
+
 class EachNode(Node):
     def __init__(self, parts: Sequence[Trigger]) -> None:
         self.parts, self.step = [node(each) for each in parts], 0
 
     @property
     def current(self) -> Node:
-        return self.parts[self.step]
+        return self.parts[self.step] if self.step < len(self.parts) else NothingNode()
 
     def add(self, record: Record, now_us: int) -> None:
         self.current.add(record, now_us)
@@ -378,7 +385,7 @@ class Aggregation:
         """A window that ends never, or is kept forever, goes when the watermark says that nothing can come any more."""
         return min(end_us + self.stage.allowed_lateness_us, FOREVER_US) <= watermark_us
 
-    def batch(self, records: Iterable[Record], watermark_us: int, now_us: int) -> list[Pane]:
+    def batch(self, records: Sequence[Record], watermark_us: int, now_us: int) -> list[Pane]:
         panes: list[Pane] = []
         for record in records:
             if isinstance(self.stage.window, Count | Delta | Punctuation):
@@ -386,9 +393,16 @@ class Aggregation:
             elif record.at_us is None and not isinstance(self.stage.window, Global):
                 self.late.append(record)
             elif isinstance(self.stage.window, Session):
-                self.add_to_session(record, self.stage.window.gap_us or 0, now_us)
+                continue
             else:
                 self.add_to_windows(record, now_us)
+        if isinstance(self.stage.window, Session):
+            by_key: dict[Any, list[Record]] = {}
+            for record in records:
+                if record.at_us is not None:
+                    by_key.setdefault(record.key, []).append(record)
+            for mine in by_key.values():
+                self.add_to_sessions(mine, self.stage.window.gap_us or 0, now_us)
         before_us, self.watermark_us = self.watermark_us, max(self.watermark_us, watermark_us)
         for cell in list(self.cells):
             panes += self.examine(cell, before_us, now_us)
@@ -404,8 +418,9 @@ class Aggregation:
         return self.cells[-1]
 
     def add_to_windows(self, record: Record, now_us: int) -> None:
-        taken = False
-        for bounds in windows_of(self.stage.window, record.at_us or 0):
+        own = list(windows_of(self.stage.window, record.at_us or 0))
+        taken = not own  # between windows that leave gaps: not late, in none
+        for bounds in own:
             end_us = bounds[1] if bounds else FOREVER_US
             if self.gone(end_us, self.watermark_us):
                 continue
@@ -417,26 +432,50 @@ class Aggregation:
         if not taken:
             self.late.append(record)
 
-    def add_to_session(self, record: Record, gap_us: int, now_us: int) -> None:
-        assert record.at_us is not None
-        start_us, end_us = record.at_us, record.at_us + gap_us
-        if self.gone(end_us, self.watermark_us):
-            self.late.append(record)
-            return
-        parts = [
-            cell for cell in self.cells if cell.key == record.key and cell.bounds and cell.bounds[0] < end_us and start_us < cell.bounds[1]
-        ]
-        parts.sort(key=lambda cell: cell.bounds or (0, 0))
-        for part in parts:
-            assert part.bounds
-            start_us, end_us = min(start_us, part.bounds[0]), max(end_us, part.bounds[1])
-        target = self.merge(record.key, parts, (start_us, end_us))
-        if target.trigger.finished:
-            self.late.append(record)
-            return
-        self.cells = [cell for cell in self.cells if cell not in parts] + [target]
-        target.unshown.append(record)
-        target.trigger.add(record, now_us)
+    def add_to_sessions(self, records: list[Record], gap_us: int, now_us: int) -> None:
+        """All records of a batch for one key: what overlaps becomes one session, whatever the order inside the batch."""
+        taken = []
+        for record in records:
+            assert record.at_us is not None
+            if self.gone(record.at_us + gap_us, self.watermark_us):
+                self.late.append(record)
+            else:
+                taken.append(record)
+        refused = [record for parts, bounds, mine in self.clusters(taken, gap_us) for record in self.refused(parts, bounds, mine, gap_us)]
+        self.late += refused
+        taken = [record for record in taken if not any(record is each for each in refused)]
+        for parts, bounds, mine in self.clusters(taken, gap_us):
+            target = self.merge(mine[0].key, parts, bounds)
+            assert not target.trigger.finished
+            self.cells = [cell for cell in self.cells if not any(cell is part for part in parts)] + [target]
+            for record in mine:
+                target.unshown.append(record)
+                target.trigger.add(record, now_us)
+
+    def clusters(self, records: list[Record], gap_us: int) -> list[tuple[list[Cell], Bounds, list[Record]]]:
+        """The sessions and records of a key that overlap, directly or through others; only those with a record."""
+        if not records:
+            return []
+        items: list[tuple[Bounds, Cell | Record]] = [((each.at_us or 0, (each.at_us or 0) + gap_us), each) for each in records]
+        items += [(cell.bounds, cell) for cell in self.cells if cell.key == records[0].key and cell.bounds]
+        found: list[tuple[list[Cell], Bounds, list[Record]]] = []
+        for bounds, item in sorted(items, key=lambda each: each[0]):
+            if not found or bounds[0] >= found[-1][1][1]:  # those that only touch do not merge
+                found.append(([], bounds, []))
+            parts, so_far, mine = found[-1]
+            found[-1] = parts, (so_far[0], max(so_far[1], bounds[1])), mine
+            if isinstance(item, Cell):
+                parts.append(item)
+            else:
+                mine.append(item)
+        return [each for each in found if each[2]]
+
+    def refused(self, parts: list[Cell], bounds: Bounds, records: list[Record], gap_us: int) -> list[Record]:
+        """Records that meet a session whose trigger has finished, and stays so."""
+        if not self.merge(records[0].key, parts, bounds).trigger.finished:
+            return []
+        closed = [part.bounds for part in parts if part.trigger.finished and part.bounds]
+        return [each for each in records if any(start < (each.at_us or 0) + gap_us and (each.at_us or 0) < end for start, end in closed)]
 
     def merge(self, key: Any, parts: list[Cell], bounds: Bounds) -> Cell:
         if not parts:
@@ -553,7 +592,8 @@ class Aggregation:
 
     def held(self) -> Held:
         live = [cell for cell in self.cells if not cell.trigger.finished]
-        return Held(tuple(cell.bounds for cell in live), len({cell.key for cell in live}))
+        shown = (None if isinstance(self.stage.window, Count) else cell.bounds for cell in live)
+        return Held(tuple(shown), len({cell.key for cell in live}))
 
 
 def windows_of(window: object, at_us: int) -> Iterator[Bounds | None]:

@@ -33,10 +33,13 @@ class Column:
     name: str
     type: str
     as_json: bool = False
+    keeps_null: bool = False  # as JSON text, because collecting values leaves nulls out
 
     def pack(self, values: Iterable[Any]) -> pa.Array:
         if self.as_json:
-            return pa.array([None if each is None else json.dumps(each, default=str) for each in values], pa.string())
+            return pa.array(
+                [None if each is None and not self.keeps_null else json.dumps(each, default=str) for each in values], pa.string()
+            )
         return pa.array(list(values), Schema((Field(self.name, self.type),)).to_arrow().field(0).type)
 
     def unpack(self, value: Any) -> Any:
@@ -123,6 +126,8 @@ def layout(stage: Stage, records: Sequence[Record]) -> Layout:
     contents = [record.columns for record in records] or [{KEY: "k", VALUE: 0}]
     names = list(dict.fromkeys(name for each in contents for name in each))
     columns = tuple(column_of(name, [each.get(name) for each in contents]) for name in names)
+    if any(each[VALUE] is None for each in contents) and not _looks_at_values(stage):
+        columns = tuple(Column(VALUE, "STRING", as_json=True, keeps_null=True) if column.name == VALUE else column for column in columns)
     plain = Schema(tuple(Field(column.name, column.type) for column in columns))
     found = dict.fromkeys(conditions_of(stage))
     checked = [(f"holds {number}", expression.condition(text, plain, step="transcript")) for number, text in enumerate(found)]
@@ -132,6 +137,11 @@ def layout(stage: Stage, records: Sequence[Record]) -> Layout:
                 f"the condition '{each.text}' runs on Spark only ({each.outside})", remedy="use plain comparisons in a transcript"
             )
     return Layout(columns, tuple(checked))
+
+
+def _looks_at_values(stage: Stage) -> bool:
+    by_value = isinstance(stage.window, windows.Delta) or any(isinstance(part, triggers.AfterDelta) for part in parts_of(stage.trigger))
+    return by_value or bool(conditions_of(stage))
 
 
 def conditions_of(stage: Stage) -> list[str]:
