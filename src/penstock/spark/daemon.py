@@ -23,6 +23,9 @@ LIBRARIES = (
     "pyspark.worker",
     "penstock.spark.host",
     "penstock.kernels.placement",
+    "penstock.kernels.window",
+    "penstock.spark.reader",
+    "penstock.spark.writer",
 )
 # pandas is there because pyarrow imports it at the first conversion of a list.
 FREEZES_MAX = 3  # a worker's first tasks import what is left

@@ -89,7 +89,7 @@ class Host:
         self.job = job
         self.after = tuple(after)
         self.times = tuple(
-            TimeInput(str(sender.id), input=place, lateness_us=sender.lateness_us, idle_us=sender.idle_us)
+            TimeInput(sender.id, input=place, lateness_us=sender.lateness_us, idle_us=sender.idle_us)
             for place, each in enumerate(stage.inputs)
             for sender in each.senders
         )
@@ -112,7 +112,7 @@ class Host:
         alive.now_us = max([alive.now_us, *(each.tick_us for each in envelopes if each.tick_us is not None)])
         for each in envelopes:
             if each.times is not None:
-                alive.tracker.hear(str(each.source), open_times(each.times), now_us=alive.now_us)
+                alive.tracker.hear(each.source, open_times(each.times), now_us=alive.now_us)
         after_us = alive.tracker.advance(now_us=alive.now_us)
         tables = [
             _ordered(each.payload for each in envelopes if each.payload is not None and each.input == place)

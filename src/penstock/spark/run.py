@@ -63,7 +63,7 @@ def start(
             remedy="start one with `penstock broker`, or name one with --broker",
         )
     spark = session(profile)
-    settings = {**profile.security, **(options or {})}
+    settings = dict(options or {})
     try:
         envelopes = compile_plan(spark, plan, address=profile.broker, options=settings, job=name)
         writer = sink.writer(spark, envelopes, plan, address=profile.broker, options=settings, progress=job / "progress.jsonl")
