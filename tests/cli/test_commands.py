@@ -134,7 +134,7 @@ def test_a_port_in_use_is_one_line(address: str, tmp_path: Path) -> None:
         (("topic", "list"), 1, "no broker is running here; start one with 'penstock broker start'"),
         (("topic", "list", "--profile", "moon"), 2, "there is no profile 'moon'"),
         (("topic", "list", "--broker", "127.0.0.1:1"), 1, "no broker answers at 127.0.0.1:1"),
-        (("run", "nothing.py"), 1, "nothing.py"),
+        (("run", "nothing.py"), 2, "nothing.py"),
         (("demo", "--seconds", "5"), 2, "too few for a fire"),
         (("demo", "--data", "/proc/penstock"), 1, "cannot write to the data directory /proc/penstock"),
         (("broker", "start", "--data", "/proc/penstock"), 1, "choose another with --data DIR or PENSTOCK_DATA"),

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from penstock.cli.options import Data, Json, need_spark, show_json
+from penstock.errors import ConfigError
 from penstock.profile import load
 
 EXAMPLES = "Example: penstock transcript tests/transcripts/*.yaml   •   penstock transcript late.yaml --on spark"
@@ -20,9 +21,23 @@ def transcript(
 ) -> None:  # fmt: skip
     """Run transcripts. Exit code 1 if one fails."""
     need_spark()
-    from penstock.testing.transcript import run_files
+    from penstock.testing.judge import Host, run_files
 
-    report = run_files(files, on=on, profile=load("local", data=data))
-    show_json(report.to_json()) if json else print(report.text())
-    if not report.passed:
+    def host() -> Host:
+        if on == "simulator":
+            from penstock.testing.host import Simulator
+
+            return Simulator()
+        from penstock.testing.on_spark import SparkHost
+
+        return SparkHost(load("local", data=data))
+
+    if missing := [str(file) for file in files if not file.exists()]:
+        raise ConfigError(f"there is no file {missing[0]}", remedy="check the path")
+    report = run_files(files, host)
+    if json:
+        show_json(report.to_json())
+    else:
+        print("\n".join(report.lines()))
+    if not report.ok:
         raise typer.Exit(1)
