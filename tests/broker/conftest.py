@@ -3,9 +3,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.broker.wire import Wire
 
 from penstock.broker.embedded import Embedded
+from tests.broker.wire import Wire
 
 
 @pytest.fixture

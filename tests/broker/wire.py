@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from penstock.log.batch import Record, encode
 from penstock.protocol import codec, raw
 from penstock.protocol.api import Api
 
-NOW_MS = 1_700_000_000_000
+NOW_MS = time.time_ns() // 1_000_000  # retention goes by the records' own times
 
 
 class Closed(Exception):

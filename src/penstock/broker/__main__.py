@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -17,6 +19,7 @@ from penstock.broker.server import Server
 from penstock.errors import ConfigError, PenstockError
 
 READY = "penstock broker ready on "
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # names and numbers of glibc's mallopt
 
 
 async def serve(
@@ -75,6 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         partitions=options.partitions,
         parent_pipe=options.parent_pipe,
     )
+    bound_heap()
     try:
         run(running)
     except PenstockError as error:
@@ -88,6 +92,14 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 2
     return 0
+
+
+def bound_heap() -> None:
+    """Have the C library give large buffers back to the system when they are freed: by default it learns to keep them, up to twice the budgets."""
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_THRESHOLD, 2 << 20)
+        mallopt(M_TRIM_THRESHOLD, 16 << 20)
 
 
 def run(running: object) -> None:

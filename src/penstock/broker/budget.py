@@ -19,6 +19,10 @@ class Budget:
     def is_spent(self) -> bool:
         return self.used >= self.total
 
+    @property
+    def has_line(self) -> bool:
+        return bool(self._line)
+
     def has_room(self, size: int) -> bool:
         """Whether this much fits. Something larger than the whole budget fits when nothing else is held."""
         return self.used + size <= self.total or self.used == 0
@@ -27,9 +31,9 @@ class Budget:
         was_spent = self.is_spent
         self.used += size
         assert self.used >= 0, "more given back than taken"
-        if self.is_spent and not was_spent:
+        if size > 0 and self.is_spent and not was_spent:
             self._on_spent()
-        elif was_spent and not self.is_spent:
+        elif size < 0 and not self.is_spent:
             self._on_room()
 
     def give_back(self, size: int) -> None:

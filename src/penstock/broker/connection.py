@@ -58,7 +58,8 @@ class Connection(asyncio.BufferedProtocol):
         self.is_write_paused = False
         self.is_read_paused = False
         self.is_parked = False  # a large frame waits for room in the request budget
-        self.stalled_since: float | None = None
+        self.stalled_since: float | None = None  # while unsent bytes do not get fewer
+        self._unsent_bytes = 0
         self.heard_at = server.loop.time()
         self._rest = b""  # of a frame whose length is not whole yet
         self._frame: bytearray | None = None
@@ -195,14 +196,15 @@ class Connection(asyncio.BufferedProtocol):
             return
         full = len(self.waiting) >= self.limits.in_flight_max or (self.is_write_paused and bool(self.waiting))
         # A frame half received may be finished when the budget is spent: it holds its memory already.
-        full = full or self.is_parked or (self._view is None and self.server.request_budget.is_spent)
+        lacks_budget = self.is_parked or (self._view is None and self.server.request_budget.is_spent)
+        if lacks_budget:
+            self.server.without_budget[self] = None
+        full = full or lacks_budget
         if full and not self.is_read_paused:
             self.is_read_paused = True
             self.transport.pause_reading()
-            self.server.paused[self] = None
         elif not full and self.is_read_paused:
             self.is_read_paused = False
-            self.server.paused.pop(self, None)
             self.transport.resume_reading()
 
     def read_again(self) -> None:
@@ -254,7 +256,11 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.abort()
 
     def check(self, now: float) -> None:
-        """Called now and then: cut off who stalls."""
+        """Called now and then: cut off who stalls. Taking a few bytes is not stalling."""
+        if self.is_write_paused and self.transport is not None:
+            unsent_bytes = self.transport.get_write_buffer_size()
+            if unsent_bytes != self._unsent_bytes:
+                self._unsent_bytes, self.stalled_since = unsent_bytes, now
         if self.stalled_since is not None and now - self.stalled_since > self.limits.stall_seconds_max:
             self.close(f"took no answer for {now - self.stalled_since:.0f} s")
         elif (self._view is not None or self._rest) and now - self.heard_at > self.limits.stall_seconds_max and not self.is_read_paused:

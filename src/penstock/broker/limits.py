@@ -22,6 +22,7 @@ class Limits:
     fetch_wait_ms_max: int = 60_000
     write_bytes_high: int = 256 * 1024  # a connection with more unsent bytes gets no further requests served
     stall_seconds_max: float = 30.0  # a client that takes no byte, or sends no byte of a begun request, for so long is cut off
+    stall_seconds_others_wait: float = 1.0  # the same for a client that holds fetched bytes which others wait for
     idle_seconds_max: float = 600.0
     topics_max: int = 10_000
     partitions_max: int = 20_000

@@ -59,7 +59,7 @@ class Server:
         self.limits = limits
         self.loop = asyncio.get_running_loop()
         self.connections: set[Connection] = set()
-        self.paused: dict[Connection, None] = {}
+        self.without_budget: dict[Connection, None] = {}  # not read until there is room for their requests, in this order
         self.receive_buffer = memoryview(bytearray(RECEIVE_BYTES))
         self.request_budget = Budget(limits.request_bytes_total_max, on_spent=self._on_spent, on_room=self._on_room)
         self.fetch_budget = Budget(limits.fetch_bytes_total_max)
@@ -109,7 +109,7 @@ class Server:
 
     def forget(self, connection: Connection) -> None:
         self.connections.discard(connection)
-        self.paused.pop(connection, None)
+        self.without_budget.pop(connection, None)
 
     def log_closed(self, connection: Connection, why: str) -> None:
         logger.info("connection from %s closed: %s", connection.host, why)
@@ -118,6 +118,8 @@ class Server:
         now = self.loop.time()
         for connection in list(self.connections):
             connection.check(now)
+        if self.fetch_budget.has_line:
+            self._cut_off_stalled(now)
         self._sweep = self.loop.call_later(SWEEP_SECONDS, self._check_connections)
 
     def _on_spent(self) -> None:
@@ -128,17 +130,17 @@ class Server:
             connection.read_again()
 
     def _on_room(self) -> None:
-        for connection in list(self.paused):
-            self.loop.call_soon(connection.read_again)
+        if self.without_budget:
+            waiting, self.without_budget = self.without_budget, {}
+            for connection in waiting:
+                self.loop.call_soon(connection.read_again)
 
-    def cut_off_slowest(self) -> None:
-        """The fetch budget is spent: whoever has taken nothing for longest, and for a second at least, pays for it."""
-        now = self.loop.time()
-        stalled = [c for c in self.connections if c.stalled_since is not None and c.holds_fetch_bytes]
-        if stalled:
-            slowest = min(stalled, key=lambda c: c.stalled_since or now)
-            if slowest.stalled_since is not None and now - slowest.stalled_since > 1.0:
-                slowest.close("takes no answers while others wait for memory")
+    def _cut_off_stalled(self, now: float) -> None:
+        """Fetches wait for memory: whoever holds some of it and has taken nothing for a while gives it back."""
+        for connection in list(self.connections):
+            since = connection.stalled_since
+            if since is not None and connection.holds_fetch_bytes and now - since > self.limits.stall_seconds_others_wait:
+                connection.close("takes no answers while others wait for memory")
 
     # --- requests -----------------------------------------------------------------------------------------------------
 

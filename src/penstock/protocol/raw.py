@@ -154,12 +154,8 @@ def read_produce(frame: memoryview, at: int, version: int) -> ProduceRequest:
                     at = skip_tags(frame, at)
             if flexible:
                 at = skip_tags(frame, at)
-        if flexible:
-            at = skip_tags(frame, at)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise Malformed(f"produce request of {len(frame)} bytes cannot be read: {error}") from error
-    if at != len(frame):
-        raise Malformed(f"produce request of {len(frame)} bytes has {len(frame) - at} bytes too many")
     return ProduceRequest(transactional_id, acks, timeout_ms, parts)
 
 

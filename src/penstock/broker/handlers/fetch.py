@@ -51,7 +51,6 @@ class Fetch:
             return None
         budget = self.node.server.fetch_budget
         if budget.is_spent:
-            self.node.server.cut_off_slowest()
             self.slot.on_gone = self.leave
             return budget.wait(self.attempt)
         parts, size, is_error, partitions = self._read()
