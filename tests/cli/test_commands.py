@@ -121,6 +121,28 @@ def test_the_broker_runs_in_the_background_and_keeps_its_records(tmp_path: Path)
         assert run("broker", "stop", **here).returncode == 0
 
 
+def test_a_stored_topic_is_verified_and_dumped_without_a_broker(tmp_path: Path) -> None:
+    from penstock.broker.embedded import broker
+
+    here = {"PENSTOCK_DATA": str(tmp_path)}
+    with broker(data=tmp_path / "log") as embedded:
+        shell = Shell(embedded.address)
+        shell("topic", "create", "stored")
+        shell("produce", "stored", "--key-separator", ":", typed="a:1\nb:2\n")
+    rows = json.loads(run("log", "verify", "--topic", "stored", "--json", **here).stdout)
+    assert [(row["records"], row["state"]) for row in rows] == [(2, "good")]
+    lines = [json.loads(line) for line in run("log", "dump", "--topic", "stored", "--json", **here).stdout.splitlines()]
+    assert [(line["offset"], line["key"], line["value"]) for line in lines] == [(0, "a", "1"), (1, "b", "2")]
+    assert "record_count=" in run("log", "dump", "--topic", "stored", "--batches", **here).stdout
+    (segment,) = (tmp_path / "log").rglob("stored*/**/*.log")
+    spoiled = bytearray(segment.read_bytes())
+    spoiled[70] ^= 1
+    segment.write_bytes(spoiled)
+    damaged = run("log", "verify", "--topic", "stored", **here)
+    assert damaged.returncode == 1
+    assert "DAMAGED" in damaged.stdout
+
+
 def test_a_port_in_use_is_one_line(address: str, tmp_path: Path) -> None:
     result = run("broker", "start", "--port", address.rpartition(":")[2], PENSTOCK_DATA=str(tmp_path))
     assert result.returncode != 0

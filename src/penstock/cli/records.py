@@ -184,7 +184,7 @@ def _messages(consumer: Consumer, topic: str, count: int | None, ends: dict[int,
                     return
 
 
-def _text(value: bytes | None) -> str | None:
+def text_of(value: bytes | None) -> str | None:
     if value is None:
         return None
     try:
@@ -194,12 +194,12 @@ def _text(value: bytes | None) -> str | None:
 
 
 def _print(message: Message, shown: set[str], as_json: bool) -> None:
-    headers = {name: _text(value) for name, value in message.headers() or []}
+    headers = {name: text_of(value) for name, value in message.headers() or []}
     timestamp_ms = message.timestamp()[1]
     if as_json:
         record = {
             "topic": message.topic(), "partition": message.partition(), "offset": message.offset(), "timestamp_ms": timestamp_ms,
-            "key": _text(message.key()), "value": _text(message.value()), "headers": headers,
+            "key": text_of(message.key()), "value": text_of(message.value()), "headers": headers,
         }  # fmt: skip
         print(json_.dumps(record), flush=True)
         return
@@ -209,7 +209,7 @@ def _print(message: Message, shown: set[str], as_json: bool) -> None:
     if "offset" in shown:
         parts.append(f"{message.partition()}:{message.offset()}")
     if "key" in shown:
-        parts.append(_text(message.key()) or "-")
+        parts.append(text_of(message.key()) or "-")
     if "headers" in shown:
         parts.append(",".join(f"{name}={value}" for name, value in headers.items()) or "-")
-    print("\t".join([*parts, _text(message.value()) or ""]), flush=True)
+    print("\t".join([*parts, text_of(message.value()) or ""]), flush=True)
