@@ -33,7 +33,7 @@ def test_a_good_directory_has_no_problem(world: World) -> None:
 
 def test_damage_and_a_torn_tail_are_told_apart(world: World) -> None:
     _, files = _world(world)
-    world.disk.flip(files[1], 8 * 80)
+    world.disk.flip(files[1], 8 * 70)
     end = world.disk.content(files[-1])
     world.disk.put(files[-1], end + end[:30])
     bad = [row for row in inspect.verify("/data", storage=world.disk) if row.problem]

@@ -194,6 +194,18 @@ def test_producers_are_known_again_after_a_restart(world: World) -> None:
             _send(partition, 12, b"x")
 
 
+def test_a_producer_is_forgotten_by_the_brokers_clock_and_not_by_its_records(os_world: World) -> None:
+    partition = os_world.topic(message_timestamp_before_max_ms=1 << 60)
+    _send(partition, 0, b"a", at_ms=5)  # a record of 1970
+    partition.producers_expire(now_us=NOW_US + 3_600_000_000)
+    assert _send(partition, 0, b"a", at_ms=5) == (0, True)
+    partition = os_world.reopen().partition("words", 0)
+    partition.producers_expire(now_us=NOW_US + 3_600_000_000)
+    assert _send(partition, 0, b"a", at_ms=5) == (0, True)
+    partition.producers_expire(now_us=NOW_US + 3 * 86_400_000_000)
+    assert partition.producers.by_id == {}
+
+
 # --- transactions ----------------------------------------------------------------------------------------------------
 
 

@@ -167,11 +167,14 @@ def assembled(header: BatchHeader, records: Buffer) -> bytes:
 
 def next_offset(buffers: Sequence[Buffer]) -> int | None:
     """The offset after the last batch in what `Partition.read` returned; None if there is none."""
-    end = None
-    for buffer in buffers:
-        for header, _ in walk(buffer):
-            end = header.next_offset
-    return end
+    if not buffers:
+        return None
+    buffer = buffers[-1]
+    position, limit, last = 0, len(buffer), 0
+    while position < limit:  # only lengths: a fetch may hold thousands of small batches
+        last = position
+        position += _LENGTH.unpack_from(buffer, position + LENGTH_AT)[0] + PREFIX_BYTES
+    return parse(buffer, last).next_offset
 
 
 def walk(buffer: Buffer) -> Iterator[tuple[BatchHeader, int]]:

@@ -29,6 +29,7 @@ from penstock.log.points import RecoveryPoints
 from penstock.log.storage import DiskStorage, Storage
 from penstock.log.topics import Topic, TopicMeta
 
+CHECKPOINT_BYTES = 16 << 20  # a recovery reads at most about this much more than what came after the last upkeep
 logger = logging.getLogger("penstock.log")
 
 
@@ -99,16 +100,19 @@ class Log:
             logger.warning(line)
 
     def _open_partition(self, topic: Topic, number: int) -> Partition:
-        partition = Partition.open(
-            storage=self._storage,
-            directory=posixpath.join(topic.directory, str(number)),
-            topic=topic.name,
-            topic_id=topic.id,
-            index=number,
-            config=topic.config,
-            commits=self.commits,
-            points=self._points,
-        )
+        try:
+            partition = Partition.open(
+                storage=self._storage,
+                directory=posixpath.join(topic.directory, str(number)),
+                topic=topic.name,
+                topic_id=topic.id,
+                index=number,
+                config=topic.config,
+                commits=self.commits,
+                points=self._points,
+            )
+        except OSError as error:
+            raise storage_failed(f"{topic.name}-{number}", "open", error) from error
         self.report += partition.recovered.report
         return partition
 
@@ -213,7 +217,7 @@ class Log:
                 if partition.config.is_compacted and (compacted := compact(partition, now_us=now_us)) is not None:
                     done.append(f"{partition.place}: {compacted}")
                 partition.producers_expire(now_us=now_us)
-                partition.checkpoint_index()
+                partition.checkpoint_index(bytes_min=CHECKPOINT_BYTES)
             except (LogError, OSError) as error:
                 if partition.failed is None or isinstance(error, LogError):
                     done.append(f"{partition.place}: upkeep failed: {error}")

@@ -142,6 +142,8 @@ class Partition:
             points=points,
             recovered=recovered,
         )
+        for segment in partition.segments:
+            segment.close()  # opened again when somebody reads or writes: an idle partition costs no file descriptor
         if recovered.damage is None:
             points.record(topic_id, index, partition.next_offset)
         return partition
@@ -200,7 +202,7 @@ class Partition:
                 raise failure from error
             self.next_offset = next_offset
             if header.producer_id >= 0:
-                self.producers.apply(header, base_offset=base_offset, commits=commits)
+                self.producers.apply(header, base_offset=base_offset, commits=commits, now_ms=now_ms)
         if self._commits.durability == "group":
             self._commits.submit(self)
         return Appended(base_offset, next_offset, stamped_ms, False)
@@ -548,11 +550,13 @@ class Partition:
 
     # --- upkeep ------------------------------------------------------------------------------------------------------
 
-    def checkpoint_index(self) -> None:
-        """Save the index of the active segment, so that recovery begins where it ends."""
+    def checkpoint_index(self, *, bytes_min: int = 0) -> None:
+        """Save the index of the active segment, so that recovery begins where it ends. With `bytes_min` only if so much was
+        appended since the last time."""
         with self.lock:
-            if self.failed is None and self.active.size:
-                self.active.write_index()
+            active = self.active
+            if self.failed is None and active.size - active.index_saved_bytes > max(0, bytes_min - 1):
+                active.write_index()
 
     def producers_expire(self, *, now_us: int) -> None:
         with self.lock:

@@ -44,7 +44,7 @@ class Producer:
     epoch: int
     written: deque[Written] = field(default_factory=lambda: deque(maxlen=WINDOW))
     open_from: int | None = None  # first offset of the open transaction
-    last_timestamp: int = -1
+    seen_ms: int = -1  # when it last wrote, by the broker's clock: the times of its records may be of last year. -1: not since the start
     last_offset: int = -1  # of its last batch; what compaction must keep
 
     @property
@@ -87,8 +87,9 @@ class Producers:
             raise InvalidTransactionState(f"{who}: a batch outside of the transaction it has open")
         return None
 
-    def apply(self, header: BatchHeader, *, base_offset: int, commits: bool | None) -> None:
-        """Take note of a written batch. `commits` says how a control batch ends the transaction; None for data."""
+    def apply(self, header: BatchHeader, *, base_offset: int, commits: bool | None, now_ms: int = -1) -> None:
+        """Take note of a written batch. `commits` says how a control batch ends the transaction; None for data. Without
+        `now_ms` it is a replay."""
         if header.producer_id < 0:
             return
         producer = self.by_id.get(header.producer_id)
@@ -98,7 +99,7 @@ class Producers:
             producer.epoch = header.producer_epoch
             producer.written.clear()
         next_offset = base_offset + header.last_offset_delta + 1
-        producer.last_timestamp = max(producer.last_timestamp, header.max_timestamp)
+        producer.seen_ms = now_ms
         if commits is not None:
             self._end_transaction(header.producer_id, producer, next_offset, commits=commits)
             return
@@ -144,18 +145,18 @@ class Producers:
             self.aborted = [aborted for aborted in self.aborted if aborted.next_offset > start_offset]
 
     def expire(self, *, now_ms: int, expiration_ms: int = EXPIRATION_MS) -> None:
-        dead = [
-            pid for pid, producer in self.by_id.items() if producer.open_from is None and now_ms - producer.last_timestamp > expiration_ms
-        ]
-        for producer_id in dead:
-            del self.by_id[producer_id]
+        for producer_id, producer in list(self.by_id.items()):
+            if producer.seen_ms < 0:
+                producer.seen_ms = now_ms  # read from the log after a restart: its time begins now
+            elif producer.open_from is None and now_ms - producer.seen_ms > expiration_ms:
+                del self.by_id[producer_id]
 
     # --- snapshots ---------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
         return {
             "producers": [
-                [pid, p.epoch, p.open_from, p.last_timestamp, p.last_offset, [list(written) for written in p.written]]
+                [pid, p.epoch, p.open_from, p.seen_ms, p.last_offset, [list(written) for written in p.written]]
                 for pid, p in sorted(self.by_id.items())
             ],
             "aborted": [list(aborted) for aborted in self.aborted],
@@ -164,9 +165,9 @@ class Producers:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Producers:
         state = cls()
-        for pid, epoch, open_from, last_timestamp, last_offset, written in content["producers"]:
+        for pid, epoch, open_from, seen_ms, last_offset, written in content["producers"]:
             window = deque((Written(*fields) for fields in written), maxlen=WINDOW)
-            state.by_id[pid] = Producer(epoch, window, open_from, last_timestamp, last_offset)
+            state.by_id[pid] = Producer(epoch, window, open_from, seen_ms, last_offset)
             if open_from is not None:
                 state.open[pid] = open_from
         state.aborted = [Aborted(*fields) for fields in content["aborted"]]

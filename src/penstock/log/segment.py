@@ -71,6 +71,7 @@ class Segment:
         self._offsets = array("q")
         self._positions = array("q")
         self._times_before = array("q")
+        self.index_saved_bytes = 0  # how much of the log the index file covers
         self._indexed_until = 0  # bytes from the last entry on are found by walking
         self._hints: dict[int, int] = {}  # next offset after a read -> its position: a consumer that follows needs no search
 
@@ -317,7 +318,7 @@ class Segment:
     def _reset(self) -> None:
         self._offsets, self._positions, self._times_before = array("q"), array("q"), array("q")
         self._hints.clear()
-        self._size = self._indexed_until = 0
+        self._size = self._indexed_until = self.index_saved_bytes = 0
         self.next_offset, self.max_timestamp, self.first_append_ms = self.base_offset, NO_TIMESTAMP, None
 
     def write_index(self) -> None:
@@ -330,6 +331,7 @@ class Segment:
             file.append([_INDEX_HEADER.pack(*fields, crc, 0), entries])
         finally:
             file.close()
+        self.index_saved_bytes = self._size
 
     def load_index(self, *, whole: bool = True) -> bool:
         """Take the index file if it is good and fits the log file: all of it, or with `whole=False` the first part of it."""
@@ -356,6 +358,7 @@ class Segment:
             return False
         self._reset()
         self._size, self.next_offset, self.max_timestamp = size, next_offset, max_timestamp
+        self.index_saved_bytes = size
         for number, column in enumerate((self._offsets, self._positions, self._times_before)):
             column.frombytes(entries[8 * count * number : 8 * count * (number + 1)])
         self._indexed_until = self._positions[-1] if count else 0
