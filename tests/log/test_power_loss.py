@@ -12,12 +12,18 @@ from penstock.log import partition as partition_module
 from penstock.testing.power_loss import LawBroken, Workload, run_many
 from penstock.testing.storage import SimulatedFile, SimulatedStorage
 
-STATES = 3_000
+STATES = 2_000
 
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("penstock.log"), "disabled", True)  # every cut tail would be a line
+
+
+def test_level_os_keeps_what_was_synced_and_a_clean_prefix_of_the_rest() -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    assert run_many(seed=seed, states=STATES // 3, durability="os").cut > STATES / 60
 
 
 def test_no_power_loss_takes_what_was_acknowledged() -> None:

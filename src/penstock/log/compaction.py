@@ -74,8 +74,9 @@ def _due(partition: Partition, *, now_ms: int, force: bool) -> list[Segment]:
     """The full segments that a pass would read, or none."""
     config = partition.config
     partition.roll_if_old(now_ms=now_ms)
+    stable = partition.last_stable_offset
+    partition.flush()  # also at level os: an old record must not go for a newer one, or a marker, that a power loss can still take
     with partition.lock:
-        stable = min(partition.last_stable_offset, partition.high_watermark)
         chosen: list[Segment] = []
         for segment, follower in zip(partition.segments, partition.segments[1:]):
             too_young = not segment.is_compacted and now_ms - segment.max_timestamp < config.compaction_lag_ms_min

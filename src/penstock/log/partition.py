@@ -275,26 +275,32 @@ class Partition:
     def roll(self) -> Segment:
         """Begin a new segment. Its name is on disk before anything is written to it."""
         with self.lock:
-            full = self.active
+            if self.failed is not None:
+                raise self.failed
+            full, interval = self.active, self.config.index_interval_bytes
+            path = posixpath.join(self.directory, segment_name(self.next_offset))
             try:
                 self.write_snapshot()
-                path = posixpath.join(self.directory, segment_name(self.next_offset))
-                fresh = Segment.create(
-                    self.storage,
-                    path,
-                    place=self.place,
-                    base_offset=self.next_offset,
-                    index_interval_bytes=self.config.index_interval_bytes,
-                )
+                fresh = Segment.create(self.storage, path, place=self.place, base_offset=self.next_offset, index_interval_bytes=interval)
                 self.storage.sync_dir(self.directory)
                 full.write_index()
             except OSError as error:
-                raise storage_failed(self.place, "new segment", error) from error
+                failure = storage_failed(self.place, "new segment", error)
+                self._take_back(path, failure)
+                raise failure from error
             self._unsynced.append(full)
             self.segments.append(fresh)
             self._bases.append(fresh.base_offset)
         self._commits.submit(self)  # at level os too: full segments reach the disk, and the recovery point moves on
         return fresh
+
+    def _take_back(self, path: str, failure: LogError) -> None:
+        """Remove a segment file that was not to be. If it stays, the log must not grow past its name: then this is the end."""
+        try:
+            if self.storage.exists(path):
+                self.storage.unlink(path)
+        except OSError:
+            self.failed = failure
 
     def roll_if_old(self, *, now_ms: int) -> None:
         """Begin a new segment if the active one is as old as the configuration lets it become."""
@@ -467,6 +473,8 @@ class Partition:
 
     def delete_before(self, offset: int) -> int:
         """Serve nothing before `offset` any more, for good; whole segments before it are removed. Returns the new start."""
+        if offset > self.durable_offset:
+            self.flush()  # the start never lies behind an end that a power loss could take back
         with self.lock:
             if not 0 <= offset <= self.high_watermark:
                 raise OffsetOutOfRange(self.place, offset, start=self.start_offset, end=self.high_watermark)
@@ -504,20 +512,37 @@ class Partition:
         if not config.is_deleted or self.failed is not None:
             return 0
         with self.lock:
-            limit = min(self.high_watermark, self.last_stable_offset)
-            if config.retention_ms >= 0 and self.active.size and self._is_expired(self.active, now_ms) and self.next_offset <= limit:
+            if (
+                config.retention_ms >= 0
+                and self.active.size
+                and self._is_expired(self.active, now_ms)
+                and self.next_offset <= self.last_stable_offset
+            ):
                 self.roll()
-            before, excess, keep = len(self.segments), self.size_bytes - config.retention_bytes, 0
-            for segment, follower in zip(self.segments, self.segments[1:]):
-                expired = config.retention_ms >= 0 and self._is_expired(segment, now_ms)
-                too_much = config.retention_bytes >= 0 and excess >= segment.size
-                if follower.base_offset > limit or not (expired or too_much):
-                    break
-                excess -= segment.size
-                keep += 1
-            if keep:
-                self._move_start(max(self.start_offset, self.segments[keep].base_offset))
-            return before - len(self.segments)
+            count = self._removable(now_ms)
+            if not count:
+                return 0
+            start = self.segments[count].base_offset
+        if start > self.durable_offset:
+            self.flush()
+        with self.lock:
+            count = self._removable(now_ms)
+            if count:
+                self._move_start(max(self.start_offset, self.segments[count].base_offset))
+            return count
+
+    def _removable(self, now_ms: int) -> int:
+        """How many of the oldest segments retention no longer wants."""
+        config, limit, count = self.config, self.last_stable_offset, 0
+        excess = self.size_bytes - config.retention_bytes
+        for segment, follower in zip(self.segments, self.segments[1:]):
+            expired = config.retention_ms >= 0 and self._is_expired(segment, now_ms)
+            too_much = config.retention_bytes >= 0 and excess >= segment.size
+            if follower.base_offset > limit or not (expired or too_much):
+                break
+            excess -= segment.size
+            count += 1
+        return count
 
     def _is_expired(self, segment: Segment, now_ms: int) -> bool:
         newest_ms = segment.max_timestamp if segment.max_timestamp >= 0 else (segment.first_append_ms or now_ms)

@@ -4,7 +4,7 @@ The workload appends (plain, idempotent, transactional, with keys), syncs, rolls
 At every step of the disk the dice say whether to look at a crash there: one of the disks that a power loss could leave is opened with the real recovery
 and compared with what the workload knows. The laws:
 
-    kept      every batch acknowledged at level `group` is there, at its offset, with its bytes
+    kept      every batch acknowledged at level `group`, or synced at level `os`, is there, at its offset, with its bytes
     prefix    what is there beyond that is a prefix of what was appended: no gap, no reordering, nothing invented
     latest    a compacted partition has the last committed record of every key, and no record that was not appended
     known     producers, last stable offset and aborted transactions are those of that prefix
@@ -25,13 +25,13 @@ from penstock.clock import ManualClock
 from penstock.log import Log, LogConfig, Partition
 from penstock.log import batch as rb
 from penstock.log.batch import BatchHeader, Record
+from penstock.log.commit import Durability
 from penstock.log.compaction import compact
 from penstock.log.errors import LogError
 from penstock.log.producers import Producers
 from penstock.testing.storage import SimulatedStorage
 
 DIRECTORY = "/data"
-CONFIG = LogConfig(durability="group", commit_threads=0)
 START_US = 1_700_000_000_000_000
 PLAIN = {"segment.bytes": "700", "index.interval.bytes": "200", "retention.bytes": "4000", "retention.ms": "-1"}
 COMPACT = {"segment.bytes": "500", "cleanup.policy": "compact", "delete.retention.ms": "50", "min.cleanable.dirty.ratio": "0"}
@@ -73,7 +73,10 @@ class Stats:
 
 
 class Workload:
-    def __init__(self, seed: int, *, actions: int = 60, share: float = 0.15, states_max: int = 1 << 60) -> None:
+    def __init__(
+        self, seed: int, *, actions: int = 60, share: float = 0.15, states_max: int = 1 << 60, durability: Durability = "group"
+    ) -> None:
+        self.config = LogConfig(durability=durability, commit_threads=0)
         self.rng, self.seed = random.Random(seed), seed
         self.dice = random.Random(seed + 1)  # for the crashes, so that the workload does not depend on how many are taken
         self.share, self.actions, self.states_max = share, actions, states_max
@@ -112,11 +115,19 @@ class Workload:
                 break
             self.clock.move_to(self.clock.now_us() + self.rng.randrange(40_000))
             step()
+            if self.config.durability == "os":
+                self._note_synced()
         self.disk.on_change = None
         return self.stats
 
+    def _note_synced(self) -> None:
+        """At level os an acknowledgement promises nothing; what must be there is what a sync has covered."""
+        for name, topic in self.truth.items():
+            for partition, truth in zip(self.log.topic(name).partitions, topic.partitions):
+                truth.acked = partition.durable_offset
+
     def _open(self) -> None:
-        self.log = Log.open(DIRECTORY, storage=self.disk, clock=self.clock, config=CONFIG)
+        self.log = Log.open(DIRECTORY, storage=self.disk, clock=self.clock, config=self.config)
         self.opened = True
 
     def _create(self, name: str, configs: dict[str, str]) -> None:
@@ -164,7 +175,8 @@ class Workload:
             if error is None:  # else its topic was deleted meanwhile
                 truth.acked = max(truth.acked, next_offset)
 
-        self.log.commits.when_durable(partition, next_offset, acked)
+        if self.config.durability == "group":
+            self.log.commits.when_durable(partition, next_offset, acked)
 
     def _end_transaction(self) -> None:
         if not self.in_transaction:
@@ -256,7 +268,7 @@ class Workload:
         self.stats.states += 1
         if depth == 0 and self.dice.random() < 0.2:  # the power fails again while recovery is at work
             self._crash_during_recovery(disk)
-        log = Log.open(DIRECTORY, storage=disk, clock=self.clock, config=CONFIG)
+        log = Log.open(DIRECTORY, storage=disk, clock=self.clock, config=self.config)
         self.judge_topics(log)
         cut = sum(partition.recovered.bytes_cut for topic in log.topics.values() for partition in topic.partitions)
         self.stats.cut += cut > 0
@@ -269,7 +281,7 @@ class Workload:
                     Judge(partition, self.truth[name].partitions[number]).check(compacted=self.truth[name].compacted)
         if depth == 0 and self.dice.random() < 0.2:
             ends = {partition.place: partition.next_offset for topic in log.topics.values() for partition in topic.partitions}
-            again = Log.open(DIRECTORY, storage=disk.after_power_loss(self.dice), clock=self.clock, config=CONFIG)
+            again = Log.open(DIRECTORY, storage=disk.after_power_loss(self.dice), clock=self.clock, config=self.config)
             if ends != {partition.place: partition.next_offset for topic in again.topics.values() for partition in topic.partitions}:
                 raise LawBroken("again: a second power loss took more")
 
@@ -289,7 +301,7 @@ class Workload:
 
         disk.on_change = count
         with suppress(Stop):
-            Log.open(DIRECTORY, storage=disk, clock=self.clock, config=CONFIG)
+            Log.open(DIRECTORY, storage=disk, clock=self.clock, config=self.config)
         disk.on_change = None
         disk._locks.clear()
         if left:
@@ -405,11 +417,11 @@ def _kind(name: str) -> str:
     return "topic directory" if len(suffix) == 32 else f"*.{suffix}"
 
 
-def run_many(*, seed: int, states: int, actions: int = 60, share: float = 0.15) -> Stats:
+def run_many(*, seed: int, states: int, actions: int = 60, share: float = 0.15, durability: Durability = "group") -> Stats:
     """Workloads with consecutive seeds until so many crash states were judged."""
     total = Stats()
     while total.states < states:
-        stats = Workload(seed, actions=actions, share=share, states_max=states - total.states).run()
+        stats = Workload(seed, actions=actions, share=share, states_max=states - total.states, durability=durability).run()
         total.states += stats.states
         total.steps += stats.steps
         total.cut += stats.cut
