@@ -15,7 +15,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.clock import SystemClock
 from penstock.demo.feed import Feed
 from penstock.demo.sensors import SMOKE, START, TEMPERATURES, Building, building, history
 from penstock.demo.watch import Watch
@@ -25,9 +24,11 @@ from penstock.profile import Profile
 if TYPE_CHECKING:
     from penstock.spark.run import Running
 
+JOB = "fire-alarm"
 PARTITIONS = 4
 OUTPUTS = ("averages", "alarms", "late", "dead-letters")
 REFRESH_S = 0.25
+KEPT = {"retention.ms": "-1"}  # records carry simulated event times, which lie in the past: retention by time would take them at once
 
 
 @dataclass(slots=True)
@@ -41,13 +42,18 @@ class Demo:
     begun_s: float = field(default_factory=time.monotonic)
     phase: str = "starting"
     simulated_us: int = 0
-    totals: Mapping[str, Any] = field(default_factory=dict)
+    before: Mapping[str, int] = field(default_factory=dict)  # what earlier runs of the same checkpoint had counted
+    totals: Mapping[str, int] = field(default_factory=dict)
     watch: Watch | None = None
+
+    def count(self, totals: Mapping[str, int]) -> None:
+        """Take the pipeline's counters, less those of earlier runs; times are no counters."""
+        self.totals = {name: value if name.endswith("_us") else value - self.before.get(name, 0) for name, value in totals.items()}
 
     def summary(self) -> dict[str, Any]:
         """The object that `--json` prints."""
         alarms = self.watch.alarms if self.watch else []
-        counted = {name: int(self.totals.get(name, 0)) for name in ("records", "late", "bad", "duplicates")}
+        counted = {name: self.totals.get(name, 0) for name in ("records", "late", "bad", "duplicates")}
         return {
             "fire": {"area": self.house.fire, "at": _iso(self.house.fire_at)},
             "alarms": [{"area": alarm["area"], "at": alarm["at"], "celsius": alarm["celsius"]} for alarm in alarms],
@@ -65,21 +71,20 @@ def run(
         shutil.rmtree(profile.data, ignore_errors=True)
     profile.data.mkdir(parents=True, exist_ok=True)
     house = _next_building(profile.data, seconds=seconds, seed=seed)
+    _remember(house, profile.data)
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(_broker(profile, port))
         profile = replace(profile, broker=address)
         demo = Demo(house, speed, address)
         on_change(demo)
         _create_topics(profile, fresh=fresh)
-        demo.watch = stack.enter_context(Watch(address=address, security=profile.security, since_us=SystemClock().now_us()))
+        demo.watch = stack.enter_context(Watch(address=address, security=profile.security, since=house.start))
         feed = stack.enter_context(Feed(history(house), address=address, speed=speed, security=profile.security))
+        demo.before = _counted_before(profile)
         running = stack.enter_context(_pipeline(profile, fresh=fresh))
         demo.ui, demo.phase = running.ui, "running"
         _follow(demo, feed, running, on_change)
         demo.phase = "done"
-        (profile.data / "runs.json").write_text(
-            json.dumps({"runs": house.run + 1, "next_start": (house.start + timedelta(seconds=seconds + 300)).isoformat()})
-        )
     on_change(demo)
     return demo
 
@@ -88,16 +93,17 @@ def _follow(demo: Demo, feed: Feed, running: Running, on_change: Callable[[Demo]
     """Until the sensors have sent everything and the pipeline has worked through it."""
     while not feed.done:
         running.check()
-        demo.simulated_us, demo.totals = feed.now_us, running.totals()
+        demo.simulated_us = feed.now_us
+        demo.count(running.totals())
         on_change(demo)
         time.sleep(REFRESH_S)
     demo.phase = "catching up"
     while not running.caught_up():
         running.check()
-        demo.totals = running.totals()
+        demo.count(running.totals())
         on_change(demo)
         time.sleep(REFRESH_S)
-    demo.totals = running.totals()
+    demo.count(running.totals())
     assert demo.watch is not None
     demo.watch.catch_up()
 
@@ -118,11 +124,17 @@ def _pipeline(profile: Profile, *, fresh: bool) -> Iterator[Running]:
     from penstock.dataflow.load import load_pipeline
     from penstock.spark.run import run as run_pipeline
 
-    running = run_pipeline(load_pipeline(pipeline_file()), profile, name="fire-alarm", fresh=fresh)
+    running = run_pipeline(load_pipeline(pipeline_file()), profile, name=JOB, fresh=fresh)
     try:
         yield running
     finally:
         running.stop()
+
+
+def _counted_before(profile: Profile) -> dict[str, int]:
+    from penstock.spark.run import totals
+
+    return totals(Path(profile.checkpoints) / JOB / "progress.jsonl")
 
 
 def pipeline_file() -> Path:
@@ -145,7 +157,9 @@ def _create_topics(profile: Profile, *, fresh: bool) -> None:
             for future in client.delete_topics(sorted(there)).values():
                 future.result(15)
             there = set()
-        topics = [NewTopic(name, num_partitions=count, replication_factor=1) for name, count in wanted.items() if name not in there]
+        topics = [
+            NewTopic(name, num_partitions=count, replication_factor=1, config=KEPT) for name, count in wanted.items() if name not in there
+        ]
         for future in client.create_topics(topics).values() if topics else ():
             future.result(15)
     except KafkaException as error:
@@ -161,6 +175,12 @@ def _next_building(directory: Path, *, seconds: int, seed: int) -> Building:
         return building(seed=seed, seconds=seconds, start=datetime.fromisoformat(state["next_start"]), run=int(state["runs"]))
     except FileNotFoundError:
         return building(seed=seed, seconds=seconds, start=START)
+
+
+def _remember(house: Building, directory: Path) -> None:
+    """Written before the first reading is sent: a run that was stopped in the middle has used up its time and its ids, too."""
+    next_start = house.start + timedelta(seconds=house.seconds + 300)
+    (directory / "runs.json").write_text(json.dumps({"runs": house.run + 1, "next_start": next_start.isoformat()}))
 
 
 def _iso(moment: datetime) -> str:

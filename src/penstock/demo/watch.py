@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
@@ -14,15 +15,15 @@ TOPICS = ("averages", "alarms")
 
 
 class Watch:
-    """The latest average of each area and all alarms since `since_us`, in the order of their coming.
+    """The latest average of each area and all alarms of the building's time from `since` on, in the order of their coming.
 
     The sink is at-least-once: an alarm that comes again is shown once."""
 
-    def __init__(self, *, address: str, security: Mapping[str, str], since_us: int) -> None:
+    def __init__(self, *, address: str, security: Mapping[str, str], since: datetime) -> None:
         self._consumer = Consumer(
             {"bootstrap.servers": address, "group.id": "penstock-demo-view", "enable.auto.commit": False, "log_level": 0, **security}
         )
-        self._since_ms = since_us // 1000
+        self._since_ms = round(since.timestamp() * 1000)  # records of a pipeline carry their event time
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self.averages: dict[str, dict[str, Any]] = {}
