@@ -38,6 +38,8 @@ Put = Callable[[bytearray, Any], None]
 _HEADER = struct.Struct(">hhih")
 _INT32 = struct.Struct(">i")
 _ZERO_UUID = bytes(16)
+_KEYS = frozenset(map(int, Api))
+API_VERSIONS_KNOWN = 4  # what follows the header of a later ApiVersions is not ours to read; it is answered all the same
 
 
 class Malformed(PenstockError):
@@ -63,7 +65,8 @@ def read_header(frame: Buffer) -> RequestHeader:
         if client_bytes >= 0:
             client_id = bytes(frame[at : at + client_bytes]).decode()
             at += client_bytes
-        if api_key in Api.__members__.values() and is_flexible(Api(api_key), version):
+        is_newer_hello = api_key == Api.API_VERSIONS and version > API_VERSIONS_KNOWN
+        if api_key in _KEYS and not is_newer_hello and is_flexible(Api(api_key), version):
             at = skip_tags(frame, at)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise Malformed(f"request header of {len(frame)} bytes cannot be read: {error}") from error

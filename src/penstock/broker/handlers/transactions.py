@@ -136,7 +136,7 @@ def _described(node: Node, txn_id: str) -> dict[str, Any]:
     if txn is None:
         return {
             "error_code": Error.TRANSACTIONAL_ID_NOT_FOUND, "transactional_id": txn_id, "transaction_state": "", "transaction_timeout": 0,
-            "transaction_start_time": -1, "producer_id": -1, "producer_epoch": -1, "topics": [],
+            "transaction_start_time": 0, "producer_id": -1, "producer_epoch": -1, "topics": [],
         }  # fmt: skip
     topics: dict[str, list[int]] = {}
     for topic, index in sorted(txn.partitions):
