@@ -175,6 +175,15 @@ def test_process_has_state_timers_and_outputs_over_connected_streams() -> None:
     assert [row["n"] for row in simulation.rows("odd")] == [1, 3]
 
 
+def test_late_records_of_a_process_step() -> None:
+    stream = numbers().key_by("key").process(watched)
+    simulation = simulate(ps.pipeline(stream.write("out"), stream.late.write("late")))
+    send(simulation, (10, 2), (30, 4))
+    send(simulation, (11, 7), (40, 4))
+    assert [row["n"] for row in simulation.rows("late")] == [7]
+    assert simulation.counts["late"] == 1
+
+
 def test_duplicates_are_dropped_within_their_time() -> None:
     simulation = simulate(numbers().deduplicate("n", within="10s").select("n").write("out"))
     send(simulation, (1, 1), (2, 1), (3, 2))

@@ -127,7 +127,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "process without a key": (lambda: temperatures().process(counted), "state is kept per key, and the stream has none; say .key_by(…) before .process(…)"),
     "process without declaration": (lambda: temperatures().key_by("area").process(lambda e, s, o: None), "declares neither state nor output"),  # type: ignore[arg-type]
     "no such output": (lambda: temperatures().key_by("area").process(counted).output("common"), "no output 'common'; it has rare"),
-    "late of something else": (lambda: temperatures().late, "only windows have late records"),
+    "late of something else": (lambda: temperatures().late, "only windows and process steps have late records"),
     "dead letters of windows": (lambda: windowed().aggregate(n="count(*)").dead_letters, "dead letters come from reading topics"),
     "require after select": (lambda: temperatures().select("area").require("area = 'a'"), "say require right after read, or use where"),
     "require outside the subset": (lambda: temperatures().require("sha2(area, 256) = ''"), "a requirement is judged in the scan"),

@@ -50,7 +50,7 @@ def retracting(node: plan.Node) -> bool:
         case plan.Processed() | plan.Read() | plan.FromDataFrame():
             return False
         case plan.SideOutput(name=plan.LATE):
-            return retracting(_window_of(node.input).input)
+            return any(retracting(source) for source in plan.inputs(node.input))
         case plan.SideOutput():
             return False
         case _:
@@ -183,8 +183,3 @@ def warning_of(node: plan.Window) -> str | None:
     if windows.ends(node.window) and triggers.finishes_early(trigger):
         return f"{triggers.text(trigger)} finishes and drops later data; wrap it in repeatedly() unless one pane per window is wanted"
     return None
-
-
-def _window_of(node: plan.Node) -> plan.Window:
-    assert isinstance(node, plan.Aggregated), "late records come from an aggregate"
-    return node.input

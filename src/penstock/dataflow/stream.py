@@ -199,7 +199,17 @@ class Stream:
 
     @property
     def late(self) -> Stream:
-        raise PlanError(plan.label(self._node), "only windows have late records", remedy="ask the stream that .aggregate(…) gave")
+        """Records that came too late for their window; of a process step, those (of its first stream) that came after the watermark."""
+        node = self._node
+        if isinstance(node, plan.Processed):
+            if node.process.order == "arrival":
+                raise PlanError(plan.label(node), "in order of arrival no record is late", remedy='say order="event_time" in @ps.process')
+            return Stream(plan.SideOutput(node, node.input.schema, plan.LATE))
+        raise PlanError(
+            plan.label(node),
+            "only windows and process steps have late records",
+            remedy="ask the stream that .aggregate(…) or .process(…) gave",
+        )
 
     def output(self, name: str) -> Stream:
         """A named further output of a process step."""

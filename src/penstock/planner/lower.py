@@ -299,8 +299,7 @@ def _itself(name: str) -> expression.Checked:
 
 def _restored(side: plan.SideOutput) -> tuple[RowStep, ...]:
     """Late rows as the user knows them: without the columns that were added for the kernel."""
-    assert isinstance(side.input, plan.Aggregated)
-    if not _prepared(side.input):
+    if not isinstance(side.input, plan.Aggregated) or not _prepared(side.input):
         return ()
     return (Project(tuple((name, _itself(name)) for name in side.schema.names), side.schema),)
 
