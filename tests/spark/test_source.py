@@ -275,21 +275,24 @@ def test_other_formats(client, topic, kind, schema, values, good, bad):
     assert sum(row["_error"] is not None for row in rows) == bad
 
 
-def test_rows_for_sparks_operators_carry_one_control_row_per_task(client, topic):
+def test_rows_for_sparks_operators_carry_what_the_reader_has_to_say(client, topic):
     write(client, topic, 0, [event(1), b"bad", event(7)])
-    reading = reading_of(client, scan_of(topic), emit="rows")
+    reading = reading_of(
+        client, scan_of(topic, feeds=(Feed(to=2, schema=SCHEMA, groups=2),), dead_letters=4), emit="rows", groups=((2, 2),)
+    )
     rows = rows_of(reading, *all_of(reading))
-    control = [row for row in rows if row["_times"] is not None]
-    assert [(each.partition, each.greatest_us, each.state) for each in open_times(control[0]["_times"])] == [
-        (0, 1_007_000_000, ACTIVE),
-        (1, NEVER_US, ACTIVE),
-    ]
-    assert [(row["celsius"], row["_time"], row["_offset"]) for row in rows if row["_time"] is not None] == [
+    assert [(row["celsius"], row["_time"], row["_offset"]) for row in rows if row["_envelopes"] is None] == [
         (1.0, 1_001_000_000, 0),
         (7.0, 1_007_000_000, 2),
     ]
-    (bad,) = [row for row in rows if row["_error"]]
-    assert (bad["_offset"], bad["_key"], bad["_value"]) == (1, b"k", b"bad")
+    (packed,) = [row["_envelopes"] for row in rows if row["_envelopes"] is not None]
+    envelopes = [each for batch in open_table(packed).to_batches() for each in from_batch(batch)]
+    times = [(each.group, open_times(each.times)) for each in envelopes if each.to == 2]
+    assert [group for group, _ in times] == [0, 1]
+    assert [(each.partition, each.greatest_us, each.state) for each in times[0][1]] == [(0, 1_007_000_000, ACTIVE), (1, NEVER_US, ACTIVE)]
+    assert [json.loads(each.counts) for each in envelopes if each.to == COUNTS] == [{"records": 3, "bad": 1}]
+    (letter,) = [open_table(each.payload).to_pylist()[0] for each in envelopes if each.to == 4]
+    assert (letter["offset"], letter["key"], letter["value"]) == (1, b"k", b"bad")
 
 
 def test_envelopes_carry_rows_times_counts_and_ticks(client, topic):

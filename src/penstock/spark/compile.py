@@ -46,7 +46,8 @@ def _scans(spark: SparkSession, plan: PhysicalPlan, address: str | None, options
         elif scan not in in_reader:
             from penstock.spark import source
 
-            yield from pack.packed(scan, plan, source.rows(spark, scan, address=str(address), options=options))
+            groups = {stage.id: stage.groups for stage in plan.stages}
+            yield from pack.packed(scan, plan, source.rows(spark, scan, groups=groups, address=str(address), options=options))
 
 
 def compile_chain(plan: PhysicalPlan, envelopes: DataFrame, *, job: str) -> DataFrame:

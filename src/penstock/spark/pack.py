@@ -1,6 +1,7 @@
 """Rows of a DataFrame become envelopes: the scan of plans whose steps run as Spark expressions, or that read a user's DataFrame.
 
-Expressions run in the JVM; one `mapInArrow` at the end packs. A filter does not drop rows on the way but marks them
+Expressions run in the JVM; one `mapInArrow` at the end packs. What the reader of a topic has to say itself (dead letters, the
+partitions' times, counts) comes as rows with nothing but `_envelopes` and is forwarded. A filter does not drop rows on the way but marks them
 (`_keep`), so that a row which is filtered out still moves the watermark, as it does when the scan itself filters.
 Invariant: the envelopes equal those that the same scan would send if its steps ran in the reader."""
 
@@ -11,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PlanError
-from penstock.kernels.envelope import DDL, Envelope, Times, counts_envelope, times_to_stage, to_batch
+from penstock.kernels.envelope import DDL, Envelope, Times, counts_envelope, open_table, times_to_stage, to_batch
 from penstock.kernels.kernel import NEVER_US, OFFSET, PARTITION, SOURCE, TIME
 from penstock.planner.physical import Feed, PhysicalPlan, Scan
 from penstock.planner.stateless import CARRIED, Apply, Filter, Project, RowStep
@@ -22,19 +23,24 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 KEEP = "_keep"
+ENVELOPES = "_envelopes"  # see reader.py, which is too heavy to import here
 
 
 def packed(scan: Scan, plan: PhysicalPlan, frame: DataFrame) -> Iterator[DataFrame]:
     """One stream of envelopes for the feeds whose steps Arrow can do, and one for each other feed."""
     stages = {stage.id: stage.groups for stage in plan.stages}
+    if ENVELOPES not in frame.columns:
+        frame = frame.selectExpr("*", f"CAST(NULL AS BINARY) AS {ENVELOPES}")
     rows = in_spark(scan.before_time, frame.selectExpr("*", f"true AS {KEEP}"), name=scan.name)
+    if scan.before_time and scan.event_time is not None:
+        rows = rows.withColumn(TIME, _expression(f"unix_micros(CAST(`{scan.event_time}` AS TIMESTAMP))"))
     together = tuple(feed for feed in scan.feeds if all(step.outside is None for step in feed.steps))
     apart = tuple(feed for feed in scan.feeds if feed not in together)
     if together:
-        yield rows.mapInArrow(packer(scan.id, together, stages, counts=True), DDL)
+        yield rows.mapInArrow(packer(scan, together, stages, speaks=True), DDL)
     for place, feed in enumerate(apart):
         done = in_spark(feed.steps, rows, name=scan.name)
-        yield done.mapInArrow(packer(scan.id, (replace(feed, steps=()),), stages, counts=not together and place == 0), DDL)
+        yield done.mapInArrow(packer(scan, (replace(feed, steps=()),), stages, speaks=not together and place == 0), DDL)
 
 
 def from_user(scan: Scan) -> DataFrame:
@@ -43,7 +49,8 @@ def from_user(scan: Scan) -> DataFrame:
     missing = [name for name in scan.schema.names if name not in frame.columns]
     if missing:
         raise PlanError(scan.name, f"the DataFrame has no column '{missing[0]}'", remedy=f"it has {', '.join(frame.columns)}")
-    time = f"unix_micros(CAST(`{scan.event_time}` AS TIMESTAMP))" if scan.event_time else "unix_micros(current_timestamp())"
+    has_time = scan.event_time in frame.columns  # otherwise a step makes it
+    time = f"unix_micros(CAST(`{scan.event_time}` AS TIMESTAMP))" if has_time else "unix_micros(current_timestamp())"
     own = [f"CAST(`{field.name}` AS {field.type}) AS `{field.name}`" for field in scan.schema]
     rows: DataFrame = frame.selectExpr(
         *own, f"{time} AS {TIME}", f"{scan.id} AS {SOURCE}", f"0 AS {PARTITION}", f"CAST(-1 AS BIGINT) AS {OFFSET}"
@@ -58,7 +65,7 @@ def in_spark(steps: Sequence[RowStep], frame: DataFrame, *, name: str) -> DataFr
             case Filter():
                 frame = frame.withColumn(KEEP, _expression(f"{KEEP} AND coalesce({step.spark}, false)"))
             case Project():
-                kept = [column for column in (*CARRIED, KEEP) if column in frame.columns]
+                kept = [column for column in (*CARRIED, KEEP, ENVELOPES) if column in frame.columns]
                 frame = frame.selectExpr(*(f"{text} AS `{column}`" for column, text in step.spark), *kept)
             case Apply():
                 frame = frame.mapInArrow(
@@ -69,7 +76,7 @@ def in_spark(steps: Sequence[RowStep], frame: DataFrame, *, name: str) -> DataFr
     return frame
 
 
-_CARRIED_DDL = (f"{TIME} BIGINT", f"{SOURCE} INT", f"{PARTITION} INT", f"{OFFSET} BIGINT", f"{KEEP} BOOLEAN")
+_CARRIED_DDL = (f"{TIME} BIGINT", f"{SOURCE} INT", f"{PARTITION} INT", f"{OFFSET} BIGINT", f"{KEEP} BOOLEAN", f"{ENVELOPES} BINARY")
 
 
 def _expression(text: str) -> Any:
@@ -83,19 +90,31 @@ def _applied(step: Apply) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Re
 
     def applied(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
+        import pyarrow.compute as pc
 
         for batch in batches:
             table = pa.Table.from_batches([batch])
-            done = step.apply(table.filter(table[KEEP]).drop_columns([KEEP]))
-            yield from done.append_column(KEEP, pa.array([True] * done.num_rows)).to_batches()
+            said = table.filter(table[ENVELOPES].is_valid())
+            rows = table.filter(pc.and_(table[ENVELOPES].is_null(), table[KEEP]))
+            done = step.apply(rows.drop_columns([KEEP, ENVELOPES]))
+            done = done.append_column(KEEP, pa.array([True] * done.num_rows, pa.bool_())).append_column(
+                ENVELOPES, pa.nulls(done.num_rows, pa.binary())
+            )
+            yield from done.to_batches()
+            if said.num_rows:
+                nulls = [said[each.name] if each.name == ENVELOPES else pa.nulls(said.num_rows, each.type) for each in done.schema]
+                yield from pa.table(nulls, schema=done.schema).to_batches()
 
     return applied
 
 
 def packer(
-    scan: int, feeds: tuple[Feed, ...], stages: dict[int, int], *, counts: bool
+    scan: Scan, feeds: tuple[Feed, ...], stages: dict[int, int], *, speaks: bool
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function of the packing step: one task's rows to envelopes."""
+    """The function of the packing step: one task's rows to envelopes. One of a scan's packing steps `speaks` for the whole scan:
+    it forwards what the reader said, or counts the rows of a user's DataFrame."""
+    id = scan.id
+    counts = speaks and scan.dataframe is not None  # a reader of topics counts itself
 
     def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -104,15 +123,18 @@ def packer(
         records = 0
         for batch in batches:
             table = pa.Table.from_batches([batch])
+            for said in table[ENVELOPES].drop_null().to_pylist() if speaks else ():
+                yield from open_table(said).to_batches()
+            table = table.filter(table[ENVELOPES].is_null()).drop_columns([ENVELOPES])
             _maxima(table, greatest)
             table = _numbered(table, records)
             records += table.num_rows
             kept = table.filter(table[KEEP]).drop_columns([KEEP])
-            envelopes = [envelope for feed in feeds for envelope in send(kept, feed, source=scan, is_stage=feed.to in stages)]
+            envelopes = [envelope for feed in feeds for envelope in send(kept, feed, source=id, is_stage=feed.to in stages)]
             if envelopes:
                 yield to_batch(envelopes)
         if records:
-            yield to_batch(list(_controls(scan, feeds, stages, greatest, records if counts else 0)))
+            yield to_batch(list(_controls(id, feeds, stages, greatest, records if counts else 0)))
 
     return pack
 

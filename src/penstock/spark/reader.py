@@ -7,11 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
 import pyarrow as pa
 
-from penstock.kernels.envelope import Envelope, Times, pack_times, tick_to_stage, to_batch
-from penstock.kernels.kernel import NEVER_US, OFFSET, PARTITION, SOURCE, TIME
+from penstock.kernels.envelope import Envelope, pack_table, tick_to_stage, to_batch
+from penstock.kernels.kernel import OFFSET, PARTITION, SOURCE, TIME
 from penstock.planner.physical import Scan
 from penstock.protocol.client import Place
 from penstock.spark.decode import Records
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 YIELD_ROWS = 64_000  # rows in one Arrow batch for the JVM: larger ones stall its reader
 YIELD_ENVELOPES = 64
+ENVELOPES = "_envelopes"  # in rows for Spark's operators: what the reader itself has to say, packed
 
 
 def read(reading: Reading, part: ScanSlices) -> Iterator[pa.RecordBatch]:
@@ -84,32 +84,23 @@ def _typed(reading: Reading, part: ScanSlices) -> Iterator[pa.RecordBatch]:
 def _rows(reading: Reading, part: ScanSlices) -> Iterator[pa.RecordBatch]:
     """The user's columns and ours, for Spark's operators; see `source.rows`."""
     (scan,) = reading.scans
-    user = scan.schema.to_arrow()
-    schema = pa.schema([
-        *user, (TIME, pa.int64()), (SOURCE, pa.int32()), (PARTITION, pa.int32()), (OFFSET, pa.int64()),
-        ("_error", pa.string()), ("_key", pa.binary()), ("_value", pa.binary()), ("_times", pa.binary()),
-    ])  # fmt: skip
-    task = ScanTask(scan, frozenset(), part.task)
+    ours = [(TIME, pa.int64()), (SOURCE, pa.int32()), (PARTITION, pa.int32()), (OFFSET, pa.int64()), (ENVELOPES, pa.binary())]
+    schema = pa.schema([*scan.schema.to_arrow(), *ours])
+    groups = dict(reading.groups)
+    task = ScanTask(scan, frozenset(groups), part.task)
+    ready: list[Envelope] = []
     for _, place, records in _chunks(reading, part):
-        decoded = values(scan, place, records)
-        table = task._with_ours(decoded, place, records)
-        if scan.event_time in scan.schema:
-            table = task._timed(table)
-        times = table[TIME].drop_null().to_numpy()
-        if len(times):
-            task.greatest_us[place] = max(task.greatest_us.get(place, NEVER_US), int(times.max()))
+        table, letters = task.rows(place, records)
+        ready += letters
+        if not scan.before_time:  # otherwise Spark computes the time, and the packing step finds the maxima
+            table = task.timed(place, table)
         yield from _fitted(table, schema).to_batches(max_chunksize=YIELD_ROWS)
-        if decoded.reasons:
-            bad = records.take(decoded.bad)
-            count = len(bad)
-            letters = pa.table({
-                SOURCE: np.full(count, scan.id, np.int32), PARTITION: np.full(count, scan.topics.index(place[0]) << 20 | place[1], np.int32),
-                OFFSET: np.ascontiguousarray(bad.offsets), "_error": pa.array(decoded.reasons, pa.string()), "_key": bad.keys(), "_value": bad.values(),
-            })  # fmt: skip
-            yield from _fitted(letters, schema).to_batches()
-    told: list[Times] = [task._time(place, set(part.ended[scan.id])) for place in part.places[scan.id]]
-    control = pa.table({"_times": pa.array([pack_times(told)], pa.binary())})
-    yield from _fitted(control, schema).to_batches()
+    ready += task.finish(part.places[scan.id], set(part.ended[scan.id]), groups)
+    yield from _fitted(pa.table({ENVELOPES: pa.array([_packed(ready)], pa.binary())}), schema).to_batches()
+
+
+def _packed(envelopes: list[Envelope]) -> bytes:
+    return pack_table(pa.Table.from_batches([to_batch(envelopes)]))
 
 
 def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -54,21 +54,34 @@ class ScanTask:
     bad: int = 0
     waiting: dict[int, list[pa.Table]] = field(default_factory=dict)  # by index of the feed
 
-    def take(self, place: Place, records: Records) -> Iterator[Envelope]:
-        """The envelopes that a chunk of one partition gives; rows may wait for more of their kind."""
+    def rows(self, place: Place, records: Records) -> tuple[pa.Table, list[Envelope]]:
+        """The good rows of a chunk of one partition, with the records' own time, and the dead letters of the bad ones."""
         self.records += len(records)
         decoded = values(self.scan, place, records)
-        yield from self._letters(place, records.take(decoded.bad), list(decoded.reasons))
+        letters = list(self._letters(place, records.take(decoded.bad), list(decoded.reasons)))
         table = self._with_ours(decoded, place, records)
         for requirement in self.scan.requirements:
             kept = requirement.step.apply(table)
             dropped = np.setdiff1d(table[ROW].to_numpy(), kept[ROW].to_numpy(), assume_unique=True)
-            yield from self._letters(place, records.take(dropped), [requirement.reason] * len(dropped))
+            letters += self._letters(place, records.take(dropped), [requirement.reason] * len(dropped))
             table = kept
-        table = self._timed(run_steps(self.scan.before_time, table.drop_columns([ROW])))
+        return table.drop_columns([ROW]), letters
+
+    def timed(self, place: Place, table: pa.Table) -> pa.Table:
+        """Set the rows' event time, and note the greatest of the partition."""
+        if self.scan.event_time is not None:
+            time = table[self.scan.event_time].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+            table = table.set_column(table.column_names.index(TIME), TIME, time)
         greatest_us = pc.max(table[TIME]).as_py()
         if greatest_us is not None:
             self.greatest_us[place] = max(self.greatest_us.get(place, NEVER_US), greatest_us)
+        return table
+
+    def take(self, place: Place, records: Records) -> Iterator[Envelope]:
+        """The envelopes that a chunk of one partition gives; rows may wait for more of their kind."""
+        table, letters = self.rows(place, records)
+        yield from letters
+        table = self.timed(place, run_steps(self.scan.before_time, table))
         for index, feed in enumerate(self.scan.feeds):
             rows = run_steps(feed.steps, table)
             if rows.num_rows:
@@ -121,12 +134,6 @@ class ScanTask:
             ROW: pa.array(decoded.rows),
         }
         return pa.Table.from_arrays(decoded.table.columns + list(ours.values()), names=decoded.table.column_names + list(ours))
-
-    def _timed(self, table: pa.Table) -> pa.Table:
-        if self.scan.event_time is None:
-            return table
-        time = table[self.scan.event_time].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
-        return table.set_column(table.column_names.index(TIME), TIME, time)
 
 
 def values(scan: Scan, place: Place, records: Records) -> Decoded:

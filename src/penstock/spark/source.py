@@ -49,10 +49,10 @@ SAMPLE_BYTES = 64 << 10
 PLACES_S_MAX = 1.0
 IDLE_POLL_S = 0.01
 RAW_DDL = "key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP"
-OURS_DDL = "_time BIGINT, _source INT, _partition INT, _offset BIGINT, _error STRING, _key BINARY, _value BINARY, _times BINARY"
+OURS_DDL = "_time BIGINT, _source INT, _partition INT, _offset BIGINT, _envelopes BINARY"
 OPTIONS = frozenset({
     "address", "topics", "format", "schema", "start", "end", "records_per_batch_max", "bytes_per_batch_max", "group", "on_lost", "tasks", "check",
-    "event_time", "plan", "emit", "columns", "path",
+    "event_time", "compression", "plan", "emit", "columns", "path",
 })  # fmt: skip
 
 _log = logging.getLogger(__name__)
@@ -90,11 +90,19 @@ def envelopes(spark: SparkSession, plan: PhysicalPlan, *, address: str, options:
     return _load(spark, reading)
 
 
-def rows(spark: SparkSession, scan: Scan, *, address: str, options: Mapping[str, str] | None = None) -> DataFrame:
-    """A scan's decoded rows: the user's columns and OURS_DDL.
+def rows(
+    spark: SparkSession, scan: Scan, *, groups: Mapping[int, int], address: str, options: Mapping[str, str] | None = None
+) -> DataFrame:
+    """A scan's good rows for Spark's operators: the user's columns and OURS_DDL. `groups` are those of the plan's stages.
 
-    A bad record has `_error`, `_key` and `_value` and no columns. One row per task has `_times` (see `envelope.pack_times`) and nothing else."""
-    reading = Reading(address=address, scans=(scan,), emit="rows", **_settings({"tasks": str(_cores(spark)), **(options or {})}))
+    One row per task has nothing but `_envelopes`: dead letters, partitions' times and counts, to be forwarded as they are."""
+    reading = Reading(
+        address=address,
+        scans=(scan,),
+        emit="rows",
+        groups=tuple(sorted(groups.items())),
+        **_settings({"tasks": str(_cores(spark)), **(options or {})}),
+    )
     return _load(spark, reading)
 
 

@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 
 from penstock.errors import ConfigError
 from penstock.kernels.envelope import COUNTS, from_batch, open_table
-from penstock.kernels.kernel import TIME
 from penstock.planner.physical import Sink
 from penstock.spark.decode import HEADERS_TYPE
 from penstock.spark.encode import CODECS, Outgoing, record_batches
@@ -93,7 +92,8 @@ def write_envelopes(writing: Writing, batches: Iterator[pa.RecordBatch], *, spar
 
 
 def records_of(table: pa.Table, sink: Sink) -> Outgoing:
-    """A sink's rows: values by its format, keys from its key columns, the rows' event time as the records' time."""
+    """A sink's rows: values by its format, keys from its key columns. The records' time is now, as the log's retention
+    goes by it: results about last year's events must not vanish at once. Their event time is in the value."""
     rows = table.select(list(sink.schema.names))
     match sink.format:
         case "json":
@@ -106,18 +106,19 @@ def records_of(table: pa.Table, sink: Sink) -> Outgoing:
             )
         case _:
             raise ConfigError(f"sink '{sink.name}': format '{sink.format}' is not known", remedy="use json, text or raw")
-    times_us = table[TIME].combine_chunks() if TIME in table.column_names else pa.nulls(table.num_rows, pa.int64())
-    return Outgoing(value, encode_keys(table, sink.key), None, _times_ms(times_us))
+    return Outgoing(value, encode_keys(table, sink.key), None, _times_ms(pa.nulls(table.num_rows, pa.int64())))
 
 
 def letters(table: pa.Table) -> Outgoing:
-    """Bad records as they came, with the reason and where they were in headers."""
+    """Bad records as they came, with the reason and where and when they were in headers; written as of now."""
+    names = ("reason", "topic", "partition", "offset", "timestamp")
+    shown = table.set_column(table.column_names.index("timestamp"), "timestamp", plain_text(table["timestamp"].combine_chunks()))
     extra = [
-        [*(headers or ()), *({"key": f"penstock.{name}", "value": str(row[name]).encode()} for name in ("reason", "topic", "partition", "offset"))]
-        for headers, row in zip(table["headers"].to_pylist(), table.select(["reason", "topic", "partition", "offset"]).to_pylist())
+        [*(headers or ()), *({"key": f"penstock.{name}", "value": None if row[name] is None else str(row[name]).encode()} for name in names)]
+        for headers, row in zip(table["headers"].to_pylist(), shown.select(list(names)).to_pylist())
     ]  # fmt: skip
-    times_us = table["timestamp"].combine_chunks().cast(pa.int64())
-    return Outgoing(table["value"].combine_chunks(), table["key"].combine_chunks(), pa.array(extra, HEADERS_TYPE), _times_ms(times_us))
+    now = _times_ms(pa.nulls(table.num_rows, pa.int64()))
+    return Outgoing(table["value"].combine_chunks(), table["key"].combine_chunks(), pa.array(extra, HEADERS_TYPE), now)
 
 
 def _times_ms(times_us: pa.Array) -> Any:
