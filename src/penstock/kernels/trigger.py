@@ -170,22 +170,21 @@ class DeltaNode(Node):
     def __init__(self, path: str, column: str, threshold: float) -> None:
         super().__init__(path)
         self.column, self._threshold = column, threshold
-        self._first, self._hit = path, path + ".hit"
+        self._first, self._least, self._greatest = path, path + ".least", path + ".greatest"
 
     def own_columns(self) -> tuple[Column, ...]:
-        return (Column(self._first, "f8", np.nan), Column(self._hit, "i1"))
+        return tuple(Column(name, "f8", np.nan) for name in (self._first, self._least, self._greatest))
 
     def on_rows(self, slots: Array, seen: Signals) -> None:
-        values = seen.deltas[self.column]
-        held = self.table[self._first][slots]
-        first = np.where(np.isnan(held) & values.any, values.first, held)
-        distance = np.maximum(np.abs(values.least - first), np.abs(values.greatest - first))
-        with np.errstate(invalid="ignore"):
-            self.table[self._hit][slots] |= (values.any & (distance >= self._threshold)).astype(np.int8)
-        self.table[self._first][slots] = first
+        values, table = seen.deltas[self.column], self.table
+        held = table[self._first][slots]
+        table[self._first][slots] = np.where(np.isnan(held), values.first, held)
+        table[self._least][slots] = np.fmin(table[self._least][slots], values.least)
+        table[self._greatest][slots] = np.fmax(table[self._greatest][slots], values.greatest)
 
     def ready(self, slots: Array, ended: Array, now_us: int) -> Array:
-        return self.table[self._hit][slots] != 0
+        first, least, greatest = (self.table[name][slots] for name in (self._first, self._least, self._greatest))
+        return np.maximum(first - least, greatest - first) >= self._threshold  # NaN, before the first record, is not
 
     def merge(self, merge: Merge) -> None:
         firsts = self.table[self._first][merge.parts]
@@ -193,7 +192,8 @@ class DeltaNode(Node):
         first = np.full(merge.into.size, np.nan)
         known = ~np.isnan(firsts)
         first[number[known][::-1]] = firsts[known][::-1]  # the earliest session that has one, written last
-        self.table[self._hit][merge.into] = merge.reduce(np.maximum, self.table[self._hit])
+        for name, verb in ((self._least, np.fmin), (self._greatest, np.fmax)):
+            self.table[name][merge.into] = merge.reduce(verb, self.table[name])
         self.table[self._first][merge.into] = first
 
 

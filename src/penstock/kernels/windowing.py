@@ -234,8 +234,9 @@ def _assigner(kernel: WindowKernel, windows: Windows, keys: Keys) -> tuple[Timel
         case spec.Count(size, every):
             timeline = CountTimeline(keys)
             grid = Grid(size, every, every - size)  # windows end at multiples of `every`
-            kind = Sequenced if size == every or not quiet else SlicedSequence
-            return timeline, kind(windows, keys, names, timeline, grid)
+            if size == every or not quiet:
+                return timeline, Sequenced(windows, keys, names, timeline, grid)
+            return timeline, SlicedSequence(windows, keys, names, timeline, grid)
         case spec.Delta(column, threshold):
             timeline = DeltaTimeline(keys, column, threshold)
             return timeline, Sequenced(windows, keys, names, timeline, Grid(1, 1))
