@@ -195,6 +195,16 @@ def answers_keep_the_order_of_the_requests(subject: Subject) -> None:
     assert subject.values(topic) == [b"%d" % n for n in range(1, 20, 2)]
 
 
+@case
+def many_small_requests_at_once_are_all_answered(subject: Subject) -> None:
+    """More than a server is willing to hold for one connection, written in one piece: it must go on by itself when it has answered some."""
+    count = 500
+    with connected(subject) as wire:
+        frames = [encode_request(Api.API_VERSIONS, 0, {}, correlation_id=number, client_id=None) for number in range(count)]
+        wire.write(b"".join(frames))
+        assert [_LENGTH.unpack_from(wire.read())[0] for _ in range(count)] == list(range(count))
+
+
 def _metadata(topic: str) -> dict[str, Any]:
     off = {"include_cluster_authorized_operations": False, "include_topic_authorized_operations": False, "allow_auto_topic_creation": False}
     return {"topics": [{"name": topic}], **off}
