@@ -87,14 +87,11 @@ def _batch(*values: bytes, sequence: int = -1, producer: tuple[int, int] = (-1, 
 
 def _produce(wire: Wire, topic: str, records: bytes, *, transactional_id: str | None = None) -> tuple[int, int]:
     """Error code and base offset."""
-    partition = {"index": 0, "records": records}
-    body = {
-        "transactional_id": transactional_id,
-        "acks": -1,
-        "timeout": 10_000,
-        "topic_data": [{"name": topic, "partition_data": [partition]}],
-    }
-    answer = wire.call(Api.PRODUCE, _PRODUCE_VERSION, body).responses[0].partition_responses[0]
+    answer = (
+        wire.call(Api.PRODUCE, _PRODUCE_VERSION, _body(topic, records, transactional_id=transactional_id))
+        .responses[0]
+        .partition_responses[0]
+    )
     return int(answer.error_code), answer.base_offset
 
 
@@ -183,11 +180,7 @@ def answers_keep_the_order_of_the_requests(subject: Subject) -> None:
     topic = subject.topic()
     with connected(subject) as wire:
         for number in range(20):
-            body = {
-                "acks": -1,
-                "timeout": 10_000,
-                "topic_data": [{"name": topic, "partition_data": [{"index": 0, "records": _batch(b"%d" % number)}]}],
-            }
+            body = _body(topic, _batch(b"%d" % number))
             api, version, content = (Api.PRODUCE, _PRODUCE_VERSION, body) if number % 2 else (Api.METADATA, 9, _metadata(topic))
             wire.write(encode_request(api, version, content, correlation_id=number, client_id=None))
         numbers = [_LENGTH.unpack_from(wire.read())[0] for _ in range(20)]
@@ -198,11 +191,25 @@ def answers_keep_the_order_of_the_requests(subject: Subject) -> None:
 @case
 def many_small_requests_at_once_are_all_answered(subject: Subject) -> None:
     """More than a server is willing to hold for one connection, written in one piece: it must go on by itself when it has answered some."""
-    count = 500
+    topic, count = subject.topic(), 300
     with connected(subject) as wire:
-        frames = [encode_request(Api.API_VERSIONS, 0, {}, correlation_id=number, client_id=None) for number in range(count)]
+        frames = [
+            encode_request(Api.PRODUCE, _PRODUCE_VERSION, _body(topic, _batch(b"%d" % n), acks=1), correlation_id=n, client_id=None)
+            for n in range(count)
+        ]
         wire.write(b"".join(frames))
         assert [_LENGTH.unpack_from(wire.read())[0] for _ in range(count)] == list(range(count))
+    assert subject.values(topic) == [b"%d" % n for n in range(count)]
+
+
+def _body(topic: str, records: bytes, *, acks: int = -1, transactional_id: str | None = None) -> dict[str, Any]:
+    partition = {"index": 0, "records": records}
+    return {
+        "transactional_id": transactional_id,
+        "acks": acks,
+        "timeout": 10_000,
+        "topic_data": [{"name": topic, "partition_data": [partition]}],
+    }
 
 
 def _metadata(topic: str) -> dict[str, Any]:
