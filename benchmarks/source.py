@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.planner.physical import Clock, Feed, PhysicalPlan, Scan, Sink
 from penstock.profile import Profile
 from penstock.protocol.client import Client, Wanted
 from penstock.schema import Schema
@@ -99,8 +100,20 @@ def in_spark(spark: Any, address: str, raw: str, typed: str, records: int, repea
     readers = {
         "Spark's connector and from_json": run(parsed),
         "penstock, decoded in the scan": run(ours(typed).option("schema", SCHEMA).load()),
+        "penstock, decoded and packed, a streaming batch": lambda: packed(spark, address, typed),
     }
     show("JSON values to typed rows", turns(readers, repeats), records, than="Spark's connector and from_json")
+
+
+def packed(spark: Any, address: str, topic: str) -> None:
+    """What a pipeline does: a streaming query whose scan decodes and hands the rows to Spark as envelopes."""
+    schema = Schema.of(SCHEMA)
+    feed = Feed(to=2, schema=schema, keys=("area",), groups=16)
+    scan = Scan(id=1, name=topic, schema=schema, topics=(topic,), event_time="at", feeds=(feed,))
+    stages = PhysicalPlan(scans=(scan,), stages=(), sinks=(Sink(id=2, name="none", schema=schema),), clock=Clock())
+    with tempfile.TemporaryDirectory() as folder:
+        frame = source.envelopes(spark, stages, address=address, options={"records_per_batch_max": "100000000"})
+        frame.writeStream.format("noop").option("checkpointLocation", folder).trigger(availableNow=True).start().awaitTermination()
 
 
 def in_one_core(client: Client, raw: str, typed: str, repeats: int) -> None:

@@ -47,7 +47,7 @@ def client(request: pytest.FixtureRequest) -> Iterator[Client]:
 @pytest.fixture
 def topic(client: Client) -> str:
     name = f"t-{uuid.uuid4().hex[:8]}"
-    assert client.create_topic(name, partitions=3)
+    assert client.create_topic(name, partitions=3, config={"retention.ms": "-1"})
     client.partitions([name])
     return name
 

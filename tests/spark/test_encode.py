@@ -13,6 +13,7 @@ from aiokafka.record.memory_records import MemoryRecords
 from penstock.spark import encode
 from penstock.spark.decode import HEADERS_TYPE
 from penstock.spark.encode import CODECS, Outgoing, record_batches
+from penstock.spark.jvm_connector import records_of
 
 
 def outgoing(rows: list) -> Outgoing:
@@ -65,3 +66,23 @@ def test_slices_of_columns_are_written_whole():
     part = Outgoing(rows.values.slice(3, 2), rows.keys.slice(3, 2), None, rows.times_ms[3:5])
     ((_, batch),) = record_batches(part, partitions=1, spare=0)
     assert read(batch.tobytes()) == [(b"k3", b"v3", [], 3), (b"k4", b"v4", [], 4)]
+
+
+def test_rows_of_sparks_own_connector_become_the_same_records():
+    rows = [(b"k", b"v", [("h", b"x"), ("n", None)], 5), (None, None, None, 6), (b"", b"w", [], 7)]
+    keys, values, headers, times = zip(*rows)
+    listed = [None if each is None else [{"key": k, "value": v} for k, v in each] for each in headers]
+    batch = pa.record_batch(
+        {
+            "key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary()), "headers": pa.array(listed, HEADERS_TYPE), "topic": ["t"] * 3,
+            "partition": pa.array([4, 4, 2], pa.int32()), "offset": [9, 8, 1], "timestamp": pa.array([each * 1_000 for each in times], pa.timestamp("us", "UTC")),
+        }
+    )  # fmt: skip
+    found = dict(records_of(batch))
+    records = found["t", 4]
+    assert records.offsets.tolist() == [8, 9]
+    assert records.times_ms.tolist() == [6, 5]
+    assert records.keys().to_pylist() == [None, b"k"]
+    assert records.values().to_pylist() == [None, b"v"]
+    assert records.headers().to_pylist() == [[], [{"key": "h", "value": b"x"}, {"key": "n", "value": None}]]
+    assert found["t", 2].values().to_pylist() == [b"w"]

@@ -34,7 +34,7 @@ def client(penstock_broker):
 @pytest.fixture
 def topic(client) -> str:
     name = f"t-{uuid.uuid4().hex[:8]}"
-    client.create_topic(name, partitions=3)
+    client.create_topic(name, partitions=3, config={"retention.ms": "-1"})
     return name
 
 
@@ -62,7 +62,7 @@ def consumed(client: Client, topic: str, count: int) -> list:
 
 def test_rows_with_everything_set(client, topic):
     other = f"{topic}-other"
-    client.create_topic(other, partitions=1)
+    client.create_topic(other, partitions=1, config={"retention.ms": "-1"})
     table = pa.table({
         "topic": [other, None], "key": pa.array([b"k", None]), "value": ["text", "more"], "timestamp": pa.array([5_000_000, None], pa.timestamp("us", "UTC")),
         "headers": [[{"key": "h", "value": b"x"}], None],

@@ -35,7 +35,7 @@ def client(penstock_broker):
 @pytest.fixture
 def topic(client) -> str:
     name = f"t-{uuid.uuid4().hex[:8]}"
-    client.create_topic(name, partitions=2)
+    client.create_topic(name, partitions=2, config={"retention.ms": "-1"})  # the tests write records of 1970
     return name
 
 
@@ -118,7 +118,7 @@ def test_options_are_checked(client):
     for options, message in (
         ({"topics": "t"}, "address"), ({"address": client.address}, "topics"), ({"address": "x:1", "topics": "t", "tasks": "0"}, "tasks"),
         ({"address": "x:1", "topics": "t", "on_lost": "ignore"}, "on_lost"), ({"address": "x:1", "topics": "t", "stat": "earliest"}, "'stat' is not known"),
-        ({"address": "x:1", "topics": "t", "format": "json"}, "needs a schema"), ({"address": "x:1", "topics": "t", "start": "then"}, "no position"),
+        ({"address": "x:1", "topics": "t", "format": "json"}, "needs a schema"), ({"address": "x:1", "topics": "t", "select": "values"}, "'values'"), ({"address": "x:1", "topics": "t", "start": "then"}, "no position"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=message):
             TopicSource(options).schema()

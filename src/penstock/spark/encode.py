@@ -42,8 +42,8 @@ class Outgoing:
 def record_batches(rows: Outgoing, *, partitions: int, spare: int, codec: int = 0) -> Iterator[tuple[int, Array]]:
     """(partition, record batch) for all rows; the batches of a partition come in order. `spare` takes records without a key."""
     count = len(rows)
-    keys = _spans(rows.keys if rows.keys is not None else pa.nulls(count, pa.binary()))
-    values = _spans(rows.values)
+    keys = spans(rows.keys if rows.keys is not None else pa.nulls(count, pa.binary()))
+    values = spans(rows.values)
     heads, head_ends = _heads(rows.headers, count)
     placed = np.empty(count, np.int64)
     loops.place_keys(*keys, partitions, spare % partitions, placed)
@@ -96,7 +96,7 @@ def _compressed(data: Array, codec: int) -> Any:
     raise ConfigError(f"codec {codec} is not known", remedy=f"use one of {', '.join(CODECS)}")
 
 
-def _spans(column: pa.Array) -> tuple[Array, Array, Array]:
+def spans(column: pa.Array) -> tuple[Array, Array, Array]:
     """A BINARY column as (bytes, ends, valid)."""
     column = column.cast(pa.binary())
     _, ends, data = column.buffers()
@@ -114,13 +114,31 @@ def _heads(headers: pa.Array | None, count: int) -> tuple[Array, Array]:
     out = bytearray()
     ends = np.zeros(count + 1, np.int64)
     for row, items in enumerate(headers.cast(HEADERS_TYPE).to_pylist()):
-        out += _varint(len(items or ()))
-        for item in items or ():
-            name = (item["key"] or "").encode()
-            out += _varint(len(name)) + name
-            out += _varint(-1) if item["value"] is None else _varint(len(item["value"])) + item["value"]
+        out += _varint(len(items or ())) + _head(items)
         ends[row + 1] = len(out)
     return np.frombuffer(bytes(out), np.uint8), ends
+
+
+def header_spans(headers: pa.Array, count: int) -> tuple[Array, Array, Array]:
+    """Each row's headers without their count, as `decode.Records` points to them: (bytes, ends, counts)."""
+    out = bytearray()
+    ends = np.zeros(count + 1, np.int64)
+    counts = np.zeros(count, np.int64)
+    if headers.null_count < count:
+        for row, items in enumerate(headers.cast(HEADERS_TYPE).to_pylist()):
+            out += _head(items)
+            counts[row] = len(items or ())
+            ends[row + 1] = len(out)
+    return np.frombuffer(bytes(out), np.uint8), ends, counts
+
+
+def _head(items: list[dict[str, Any]] | None) -> bytes:
+    out = bytearray()
+    for item in items or ():
+        name = (item["key"] or "").encode()
+        out += _varint(len(name)) + name
+        out += _varint(-1) if item["value"] is None else _varint(len(item["value"])) + item["value"]
+    return bytes(out)
 
 
 def _varint(value: int) -> bytes:

@@ -15,7 +15,7 @@ from penstock.planner.physical import Scan
 from penstock.protocol.client import Place
 from penstock.spark.decode import Records
 from penstock.spark.fetch import OnLost, read_slices
-from penstock.spark.scan import RAW, ScanTask, raw_table, values
+from penstock.spark.scan import ScanTask, raw_table, values
 
 if TYPE_CHECKING:
     from penstock.spark.source import Reading, ScanSlices
@@ -35,8 +35,7 @@ def read(reading: Reading, part: ScanSlices) -> Iterator[pa.RecordBatch]:
             yield from _typed(reading, part)
         case _:
             for scan, place, records in _chunks(reading, part):
-                del scan
-                yield from raw_table(place, records).cast(RAW).to_batches(max_chunksize=YIELD_ROWS)
+                yield from raw_table(place, records, scan.columns).to_batches(max_chunksize=YIELD_ROWS)
 
 
 def _chunks(reading: Reading, part: ScanSlices) -> Iterator[tuple[Scan, Place, Records]]:

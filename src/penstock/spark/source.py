@@ -8,8 +8,9 @@ driver as long as the query; `read` runs in workers and keeps nothing but connec
     option               meaning                                                   default
     address              bootstrap servers                                         must be given
     topics               comma-separated                                           must be given
-    format, schema       json, csv, text with columns; raw: key, value, headers,   raw
-                         topic, partition, offset, timestamp
+    format, schema       json, csv, text with columns, or raw                      raw
+    select               columns of raw: key, value, headers, topic, partition,    all but headers
+                         offset, timestamp; fewer are faster
     start, end           earliest, latest, {"timestamp_ms": n}, {"t": {"0": n}}    earliest, none (stream) or latest (batch)
     records_per_batch_max, bytes_per_batch_max   admission per batch               2000000, none
     group                where to commit offsets for monitoring                    none
@@ -48,11 +49,14 @@ RECORDS_PER_BATCH_MAX = 2_000_000
 SAMPLE_BYTES = 64 << 10
 PLACES_S_MAX = 1.0
 IDLE_POLL_S = 0.01
-RAW_DDL = "key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP"
+RAW_COLUMNS = {
+    "key": "BINARY", "value": "BINARY", "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>", "topic": "STRING", "partition": "INT", "offset": "BIGINT",
+    "timestamp": "TIMESTAMP",
+}  # fmt: skip
 OURS_DDL = "_time BIGINT, _source INT, _partition INT, _offset BIGINT, _envelopes BINARY"
 OPTIONS = frozenset({
-    "address", "topics", "format", "schema", "start", "end", "records_per_batch_max", "bytes_per_batch_max", "group", "on_lost", "tasks", "check",
-    "event_time", "compression", "plan", "emit", "columns", "path",
+    "address", "topics", "format", "schema", "start", "end", "records_per_batch_max", "bytes_per_batch_max", "group", "on_lost", "tasks", "check", "select",
+    "event_time", "compression", "connector", "plan", "emit", "columns", "path",
 })  # fmt: skip
 
 _log = logging.getLogger(__name__)
@@ -202,11 +206,19 @@ class TopicSource(DataSource):
         scan = Scan(
             id=0, name=options["topics"], schema=Schema.of(options.get("schema", "value BINARY")), feeds=(), topics=topics, format=kind,
             event_time=options.get("event_time"), start=_position(options.get("start", "earliest")),
-            end=_position(options["end"]) if "end" in options else "latest" if bounded else None,
+            end=_position(options["end"]) if "end" in options else "latest" if bounded else None, columns=_selected(options) if kind == "raw" else None,
         )  # fmt: skip
         return Reading(
             address=options["address"], scans=(scan,), emit="raw" if kind == "raw" else options.get("emit", "typed"), **_settings(options)
         )
+
+
+def _selected(options: Mapping[str, str]) -> tuple[str, ...]:
+    given = tuple(name.strip() for name in options.get("select", "key, value, topic, partition, offset, timestamp").split(","))
+    for name in given:
+        if name not in RAW_COLUMNS:
+            raise ConfigError(f"a raw record has no column '{name}'", remedy=f"use {', '.join(RAW_COLUMNS)}")
+    return given
 
 
 def _position(text: str) -> Any:
@@ -230,7 +242,7 @@ def _ddl(emit: str, scan: Scan) -> str:
             return f"{scan.schema}, {OURS_DDL}"
         case "typed":
             return f"{scan.schema}, _error STRING"
-    return RAW_DDL
+    return ", ".join(f"{name} {RAW_COLUMNS[name]}" for name in scan.columns or ())
 
 
 class ScanSlices(InputPartition):
