@@ -386,3 +386,57 @@ def number_punctuations(key, ends, current):  # type: ignore[no-untyped-def]
         if ends[row]:
             current[key[row]] += 1
     return number
+
+
+@njit(cache=True)
+def suffix_starts(key, value, reach, count):  # type: ignore[no-untyped-def]
+    """For each record (sorted by key, then order) the first record that is still in range when it comes: at most `count`
+    records, none whose value is `reach` or more away from the newest (NaN: no such limit). What is out stays out."""
+    start = np.empty(key.size, np.int64)
+    for i in range(key.size):
+        front = i if i == 0 or key[i] != key[i - 1] else start[i - 1]
+        if count > 0:
+            front = max(front, i + 1 - count)
+        if reach == reach:
+            while front < i and abs(value[i] - value[front]) >= reach:
+                front += 1
+        start[i] = front
+    return start
+
+
+@njit(cache=True)
+def greatest_so_far(key, value):  # type: ignore[no-untyped-def]
+    out = np.empty(key.size, value.dtype)
+    for i in range(key.size):
+        out[i] = value[i] if i == 0 or key[i] != key[i - 1] else max(out[i - 1], value[i])
+    return out
+
+
+@njit(cache=True)
+def suffix_starts_by_time(key, time, newest, reach):  # type: ignore[no-untyped-def]
+    """As `suffix_starts`, for records that are `reach` or more older than the newest so far."""
+    start = np.empty(key.size, np.int64)
+    for i in range(key.size):
+        front = i if i == 0 or key[i] != key[i - 1] else start[i - 1]
+        while front < i and newest[i] - time[front] >= reach:
+            front += 1
+        start[i] = front
+    return start
+
+
+@njit(cache=True)
+def steps_by_delta(key, value, done, threshold, anchor, anchored):  # type: ignore[no-untyped-def]
+    """Where a step ends: the value is `threshold` or more away from its value at the last step. Per record; records that are
+    `done` were looked at in an earlier batch."""
+    ends = np.zeros(key.size, np.bool_)
+    for i in range(key.size):
+        if done[i] or value[i] != value[i]:
+            continue
+        k = key[i]
+        if not anchored[k]:
+            anchored[k] = True
+            anchor[k] = value[i]
+        elif abs(value[i] - anchor[k]) >= threshold:
+            anchor[k] = value[i]
+            ends[i] = True
+    return ends

@@ -7,6 +7,7 @@ what is complete by the one at its end."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,12 +16,12 @@ import pyarrow.compute as pc
 
 from penstock.dataflow import trigger as triggers
 from penstock.dataflow import window as spec
-from penstock.errors import PlanError
 from penstock.kernels import assign
 from penstock.kernels.aggregate import Extreme, Function, Rows, function_of
 from penstock.kernels.aligned import Absorbed, Aligned, Custom, EventTimeline, ProcessingTimeline, Sliced, Timeline
 from penstock.kernels.assign import Grid
 from penstock.kernels.kernel import FOREVER_US, NEVER_US, TIME, Context, Output
+from penstock.kernels.last import KEY_COLUMNS, LastRecords
 from penstock.kernels.panes import EARLY, TIMINGS, Moment, Panes, Windows
 from penstock.kernels.sequence import CountTimeline, DeltaTimeline, PunctuationTimeline, Sequenced, SlicedSequence
 from penstock.kernels.session import Sessions
@@ -31,6 +32,12 @@ from penstock.schema import arrow_type
 
 _TIMESTAMP = arrow_type("TIMESTAMP")
 _TIME_FIELD = pa.field(TIME, pa.int64())
+
+
+class Clockwork(Protocol):
+    """What time it is for a step's windows."""
+
+    def moment(self, at: Context) -> Moment: ...
 
 
 class Assigner(Protocol):
@@ -48,6 +55,7 @@ class Windowing:
     """An instance of `WindowKernel`."""
 
     def __init__(self, kernel: WindowKernel) -> None:
+        kernel = replace(kernel, window=_plain(kernel.window))
         self._kernel = kernel
         self._timed = not _untimed(kernel.window)
         self._key_types = [arrow_type(kernel.schema.type_of(name)) for name in kernel.keys]
@@ -122,14 +130,14 @@ class Windowing:
             nothing = pa.nulls(panes.key.size, pa.int64())
             return nothing, nothing, pa.array(np.full(panes.key.size, known_us[0])) if known_us else nothing
         start, end, nobody = panes.start, panes.end, None
-        if isinstance(self._assigner, Sequenced | SlicedSequence):  # the times of the records that are in it
+        if isinstance(self._assigner, Sequenced | SlicedSequence | LastRecords):  # the times of the records that are in it
             (start, _), (last, known) = panes.columns[-2:]
             end, nobody = last + 1, known == 0
         return pa.array(start, mask=nobody), pa.array(end, mask=nobody), pa.array(end - 1, mask=nobody)
 
     def held(self) -> list[tuple[tuple[Any, ...], int | None, int | None, bool]]:
         """The windows in memory: key, bounds in time (None if they have none), and whether its trigger has finished."""
-        plain = isinstance(self._kernel.window, spec.Global | spec.Count | spec.Delta | spec.Punctuation)
+        plain = isinstance(self._kernel.window, spec.Global | spec.Count | spec.Delta | spec.Punctuation | spec.Last)
         held = self._assigner.held()
         arrays = self._keys.arrays(np.array([key for key, *_ in held], np.int64))
         keys = list(zip(*(array.to_pylist() for array in arrays))) if arrays else [()] * len(held)
@@ -180,9 +188,20 @@ def combine(kernel: WindowKernel, rows: pa.Table) -> pa.Table:
 
 def _functions(kernel: WindowKernel) -> list[Function]:
     functions = [function_of(aggregate, kernel.schema, signed=kernel.signed) for aggregate in kernel.aggregates]
-    if _untimed(kernel.window) and not isinstance(kernel.window, spec.Global) and not _in_processing_time(kernel.window):
+    if isinstance(kernel.window, spec.Count | spec.Delta | spec.Punctuation | spec.Last):
         functions += [Extreme(TIME, whole=True, greatest=greatest, type="BIGINT") for greatest in (False, True)]
     return functions
+
+
+def _plain(window: spec.Window) -> spec.Window:
+    """A mixed policy of one measure is a plain window."""
+    match window:
+        case spec.Last(range_us=int(range_us), every_us=int(every_us), time=time):
+            return spec.Sliding(range_us, every_us, 0, time)
+        case spec.Last(range_count=int(size), every_count=int(every)):
+            return spec.Count(size, every)
+        case _:
+            return window
 
 
 def _untimed(window: spec.Window) -> bool:
@@ -196,6 +215,8 @@ def _in_processing_time(window: spec.Window) -> bool:
 
 def _key_columns(window: spec.Window) -> list[Column]:
     match window:
+        case spec.Last():
+            return list(KEY_COLUMNS)
         case spec.Count() | spec.Punctuation():
             return [Column("position", "i8"), Column("before", "i8")]
         case spec.Delta():
@@ -214,7 +235,7 @@ def _grid(window: spec.Window) -> Grid | None:
             return None
 
 
-def _assigner(kernel: WindowKernel, windows: Windows, keys: Keys) -> tuple[Timeline, Assigner]:
+def _assigner(kernel: WindowKernel, windows: Windows, keys: Keys) -> tuple[Clockwork, Assigner]:
     window, names = kernel.window, kernel.keys
     quiet = isinstance(kernel.trigger, triggers.AfterWatermark) and kernel.trigger.early is None
     lateness_us = None if kernel.allowed_lateness_us is None or kernel.allowed_lateness_us >= FOREVER_US else kernel.allowed_lateness_us
@@ -243,12 +264,11 @@ def _assigner(kernel: WindowKernel, windows: Windows, keys: Keys) -> tuple[Timel
         case spec.Punctuation(condition):
             timeline = PunctuationTimeline(keys, condition)
             return timeline, Sequenced(windows, keys, names, timeline, Grid(1, 1))
+        case spec.Last():
+            records = LastRecords(windows, keys, names, window)
+            return records, records
         case _:
-            raise PlanError(
-                "window",
-                f"{type(window).__name__} windows are not built yet",
-                remedy="use tumbling, sliding, session, global, count, delta or punctuation",
-            )
+            raise NotImplementedError(f"no assigner for {window!r}")
 
 
 def _not(mask: Any) -> Any:
