@@ -163,13 +163,17 @@ class Pane:
 # ── Constructors ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+_NUMBER_MAX = 1e12  # seconds: thirty thousand years, and far from where microseconds leave 64 bits
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def _number(text: str) -> float:
     if not _NUMBER.fullmatch(text):
         raise ConfigError(f"'{text}' is not a number", remedy="write it like 10 or 2.5")
-    return float(text) if set(text) & set(".eE") else int(text)
+    number = float(text) if set(text) & set(".eE") else int(text)
+    if abs(number) > _NUMBER_MAX:
+        raise ConfigError(f"'{text}' is too large", remedy=f"stay below {_NUMBER_MAX:.0e}")
+    return number
 
 
 def _count(text: str) -> int:
@@ -473,6 +477,8 @@ class _Reader:
             return FOREVER_US
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self.wrong(f"`{what}` is {value!r}", "give a number of seconds" + ("" if what in ("at", "clock") else ", or forever"))
+        if abs(value) > _NUMBER_MAX:
+            raise self.wrong(f"`{what}` is {value!r}, which is no time", f"stay below {_NUMBER_MAX:.0e} seconds")
         return round(value * MICROS)
 
     def clock(self, value: Any) -> Clock:
