@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
 from penstock.kernels.envelope import DDL, open_table
-from penstock.planner.physical import PhysicalPlan, Sink, Stage
+from penstock.planner.physical import PhysicalPlan, Sink
 from penstock.spark.host import processor
 
 if TYPE_CHECKING:
@@ -34,11 +34,15 @@ def _scans(spark: SparkSession, plan: PhysicalPlan, address: str | None, options
     in_reader = [scan for scan in plan.scans if scan.topics and scan.place == "scan"]
     if any(scan.topics for scan in plan.scans) and address is None:
         raise ConfigError("the pipeline reads topics, but there is no broker", remedy="name one with --broker, or start `penstock broker`")
-    if in_reader:
+    if in_reader and options.get("connector") == "jvm":
+        from penstock.spark import jvm_connector
+
+        yield from jvm_connector.envelopes(spark, plan, address=str(address), options=options)
+    elif in_reader:
         from penstock.spark import source
 
         yield source.envelopes(spark, plan, address=str(address), options=options)
-    elif plan.clock.interval_us is not None:
+    if (not in_reader or options.get("connector") == "jvm") and plan.clock.interval_us is not None:
         yield clock.clock(spark, plan)
     for scan in plan.scans:
         if scan.dataframe is not None:
@@ -51,16 +55,11 @@ def _scans(spark: SparkSession, plan: PhysicalPlan, address: str | None, options
 
 
 def compile_chain(plan: PhysicalPlan, envelopes: DataFrame, *, job: str) -> DataFrame:
-    """The stages of a plan on a stream of envelopes, as a stream of envelopes for its sinks. `job` names the state."""
-    for stage in plan.stages:
-        envelopes = compile_stage(plan, stage, envelopes, job=job)
+    """The operators of a plan on a stream of envelopes, as a stream of envelopes for its sinks. `job` names the state."""
+    for stages in plan.operators:
+        hosted = processor(plan, stages, job=job)
+        envelopes = envelopes.groupBy("_group").transformWithState(hosted, DDL, outputMode="Append", timeMode="None")
     return envelopes
-
-
-def compile_stage(plan: PhysicalPlan, stage: Stage, envelopes: DataFrame, *, job: str) -> DataFrame:
-    stages = {each.id: each for each in plan.stages}
-    after = sorted({(feed.to, feed.input, stages[feed.to].groups) for feed in stage.feeds if feed.to in stages})
-    return envelopes.groupBy("_group").transformWithState(processor(stage, job=job, after=after), DDL, outputMode="Append", timeMode="None")
 
 
 def opened(envelopes: DataFrame, sink: Sink) -> DataFrame:

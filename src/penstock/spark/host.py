@@ -1,7 +1,8 @@
-"""The one stateful operator: a kernel hosted on the key groups of a stage, inside Spark's `transformWithState`.
+"""The one stateful operator: kernels hosted on the key groups of one or more stages, inside Spark's `transformWithState`.
 
-Spark's key is the group, so a batch calls the kernel once per group however many keys there are. Envelopes addressed to this stage are
-opened and given to the kernel; all others pass unchanged, so a chain of stages needs no branch.
+Spark's key is the group, so a batch calls the kernel once per group however many keys there are. Envelopes addressed to a stage are
+opened and given to its kernel; all others pass unchanged, so a chain of stages needs no branch. Stages of one operator follow each other inside
+it: what one sends the next stays in its group, so it is not shuffled.
 
 State of a group (three variables, few calls, since each call is a round trip to the JVM):
     head    token, format version, processing time, watermark, size of base and deltas; and the whole state while it is small
@@ -33,7 +34,7 @@ from penstock.kernels.envelope import (
 )
 from penstock.kernels.kernel import OFFSET, PARTITION, SOURCE, TIME, Context, Instance, Output
 from penstock.kernels.watermark import TimeInput, Tracker
-from penstock.planner.physical import LATE, ROWS, Feed, Stage
+from penstock.planner.physical import LATE, ROWS, Feed, PhysicalPlan, Stage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,11 +84,14 @@ _cache: OrderedDict[tuple[str, int, int], Alive] = OrderedDict()
 class Host:
     """Runs one stage's kernel on a group. Pure but for the store it is given: tests run it without Spark."""
 
-    def __init__(self, stage: Stage, *, job: str, after: Sequence[tuple[int, int, int]]) -> None:
-        """`after` are the stages fed by this one, as (id, input, groups): they get its watermark."""
+    def __init__(self, stage: Stage, *, job: str, after: Sequence[tuple[int, int, int]], beside: Sequence[tuple[int, int]] = ()) -> None:
+        """The stages fed by this one get its watermark: `after`, as (id, input, groups), those of later operators, and `beside`,
+        as (id, input), those of the same operator, whose groups are this one's."""
         self.stage = stage
         self.job = job
         self.after = tuple(after)
+        self.beside = tuple(beside)
+        self._receivers = frozenset([to for to, _, _ in self.after] + [to for to, _ in self.beside])
         self.times = tuple(
             TimeInput(sender.id, input=place, lateness_us=sender.lateness_us, idle_us=sender.idle_us)
             for place, each in enumerate(stage.inputs)
@@ -129,6 +133,10 @@ class Host:
         if group == 0 and after_us > before_us:
             for to, place, groups in self.after:
                 yield from watermark_to_stage(after_us, to=to, source=self.stage.id, groups=groups, input=place)
+        if after_us > before_us:
+            for to, place in self.beside:
+                every = watermark_to_stage(after_us, to=to, source=self.stage.id, groups=group + 1, input=place)
+                yield from (mine for mine in every if mine.group == group)
         yield from self._send(group, output)
         yield self._counts(group, tables, output, after_us)
 
@@ -194,7 +202,10 @@ class Host:
             table = {ROWS: output.rows, LATE: output.late}.get(feed.output) if feed.output in (ROWS, LATE) else output.side.get(feed.output)
             if table is not None and table.num_rows:
                 placed = table if feed.output == LATE else self._placed(table, group)
-                yield from send(placed, feed, source=self.stage.id, group=group, is_stage=any(feed.to == to for to, _, _ in self.after))
+                sent = send(placed, feed, source=self.stage.id, group=group, is_stage=feed.to in self._receivers)
+                if any(feed.to == to for to, _ in self.beside):
+                    sent = _staying(sent, group)
+                yield from sent
 
     def _placed(self, table: pa.Table, group: int) -> pa.Table:
         """The order of a row among those of its batch: its stage, its group, its place in the output."""
@@ -238,6 +249,12 @@ def send(table: pa.Table, feed: Feed, *, source: int, is_stage: bool, group: int
         yield from rows_to_sink(table, to=feed.to, source=source, group=group)
 
 
+def _staying(envelopes: Iterable[Envelope], group: int) -> Iterator[Envelope]:
+    for envelope in envelopes:
+        assert envelope.group == group, "the planner puts stages into one operator only if rows keep their group"
+        yield envelope
+
+
 def _ordered(payloads: Iterable[bytes]) -> pa.Table | None:
     """The rows of several payloads, by (source, partition, offset) where they carry them."""
     import pyarrow as pa
@@ -265,8 +282,19 @@ def _sorted(table: pa.Table) -> pa.Table:
     return table.take(pa.array(np.lexsort((offset, partition, source))))
 
 
-def processor(stage: Stage, *, job: str, after: Sequence[tuple[int, int, int]]) -> Any:
-    """The host as a stateful processor of Spark's. Made in a function because its base class needs PySpark."""
+def hosts(plan: PhysicalPlan, stages: Sequence[Stage], *, job: str) -> list[Host]:
+    """The hosts of one operator's stages, in the order in which they follow each other."""
+    inside, groups = {stage.id for stage in stages}, {stage.id: stage.groups for stage in plan.stages}
+    made = []
+    for stage in stages:
+        fed = sorted({(feed.to, feed.input) for feed in stage.feeds if feed.to in groups})
+        after = [(to, place, groups[to]) for to, place in fed if to not in inside]
+        made.append(Host(stage, job=job, after=after, beside=[(to, place) for to, place in fed if to in inside]))
+    return made
+
+
+def processor(plan: PhysicalPlan, stages: Sequence[Stage], *, job: str) -> Any:
+    """An operator's hosts as a stateful processor of Spark's. Made in a function because its base class needs PySpark."""
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
     from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
@@ -275,17 +303,28 @@ def processor(stage: Stage, *, job: str, after: Sequence[tuple[int, int, int]]) 
         [StructField("token", LongType()), StructField("version", IntegerType()), StructField("now_us", LongType()), StructField("times", BinaryType()),
          StructField("deltas", IntegerType()), StructField("delta_bytes", LongType()), StructField("base_bytes", LongType()), StructField("inline", BinaryType())]
     )  # fmt: skip
+    made = hosts(plan, stages, job=job)
 
     class KernelProcessor(StatefulProcessor):
         def init(self, handle: Any) -> None:
-            self.host = Host(stage, job=job, after=after)
             # Schemas as objects, not text: text costs a round trip each to be parsed.
-            self.store = SparkStore(
-                handle.getValueState("head", head), handle.getValueState("base", blob), handle.getListState("deltas", blob)
-            )
+            self.hosted = [
+                (
+                    host,
+                    SparkStore(
+                        handle.getValueState(f"head{host.stage.id}", head),
+                        handle.getValueState(f"base{host.stage.id}", blob),
+                        handle.getListState(f"deltas{host.stage.id}", blob),
+                    ),
+                )
+                for host in made
+            ]
 
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-            return map(_Answer._make, self.host.on_batch(key[0], map(_without_key, rows), self.store))
+            envelopes: Iterable[Any] = map(_without_key, rows)
+            for host, store in self.hosted:
+                envelopes = host.on_batch(key[0], envelopes, store)
+            return map(_Answer._make, envelopes)
 
         def close(self) -> None:
             pass

@@ -63,7 +63,7 @@ def start(
             remedy="start one with `penstock broker`, or name one with --broker",
         )
     spark = session(profile)
-    settings = dict(options or {})
+    settings = {**(options or {}), **({"connector": "jvm"} if profile.connector == "jvm" else {})}
     try:
         envelopes = compile_plan(spark, plan, address=profile.broker, options=settings, job=name)
         writer = sink.writer(spark, envelopes, plan, address=profile.broker, options=settings, progress=job / "progress.jsonl")
@@ -239,6 +239,7 @@ def _shape(plan: PhysicalPlan) -> dict[str, Any]:
                 "kernel": type(stage.kernel).__name__,
                 "keys": list(stage.keys),
                 "groups": stage.groups,
+                "operator": stage.operator,
                 "output": str(stage.output),
             }
             for stage in plan.stages

@@ -32,7 +32,7 @@ from penstock.log import batch
 from penstock.planner.physical import PhysicalPlan, Scan, Stage
 from penstock.protocol.client import Place
 from penstock.spark.decode import decode, read_batches
-from penstock.spark.host import Head, Host
+from penstock.spark.host import Head, Host, hosts
 from penstock.spark.scan import ScanTask
 
 Value = Mapping[str, Any] | bytes | str | None
@@ -100,10 +100,8 @@ class Simulation:
     def restart(self) -> None:
         """Throws away everything but the saved state, as a crash after a batch does."""
         job = f"simulation-{next(_jobs)}"  # another name, so that no instance in memory is found again
-        stages = {stage.id: stage for stage in self.plan.stages}
-        for stage in self.plan.stages:
-            after = sorted({(feed.to, feed.input, stages[feed.to].groups) for feed in stage.feeds if feed.to in stages})
-            self._hosts[stage.id] = Host(stage, job=job, after=after)
+        for stages in self.plan.operators:
+            self._hosts |= {host.stage.id: host for host in hosts(self.plan, stages, job=job)}
 
     # What came out
 
