@@ -6,7 +6,7 @@ import json
 import math
 import random
 import re
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
@@ -247,6 +247,28 @@ def test_what_is_written_reads_back():
         encode_json(table.slice(1)).to_pylist() == encode_json(table).to_pylist()[1:]
         or encode_json(table.slice(1)).to_pylist()[0] == values[1]
     )
+
+
+def test_instants_are_written_as_the_calendar_has_them():
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    times_us = [rng.randrange(-62_135_596_800_000_000, 253_402_300_800_000_000) for _ in range(2_000)] + [
+        None,
+        0,
+        -1,
+        951_782_400_000_000,
+        253_402_300_799_999_999,
+    ]
+    column = pa.array(times_us, pa.timestamp("us", tz="UTC"))
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    expected = [
+        None if each is None else (epoch + timedelta(microseconds=each)).strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
+        for each in times_us
+    ]
+    assert serde.plain_text(column).to_pylist() == expected
+    assert serde.plain_text(pa.array([1_500_000], pa.timestamp("us", tz="UTC"))).to_pylist() == ["1970-01-01T00:00:01.500Z"]
+    assert serde.plain_text(column[:0]).to_pylist() == []
 
 
 def test_keys_are_text_or_an_object_of_several():

@@ -619,3 +619,41 @@ def gather_text(data: Any, positions: Any, lengths: Any, states: Any, rows: Any,
                     to = after
         ends[row + 1] = to
     return hard
+
+
+@njit(cache=True, nogil=True)
+def _put_digits(out: Any, at: int, value: int, count: int) -> None:
+    for index in range(count):
+        out[at + count - 1 - index] = 48 + value % 10
+        value //= 10
+
+
+@njit(cache=True, nogil=True)
+def put_instants(times_us: Any, digits: int, out: Any) -> None:
+    """Write each time as `2026-01-31T12:34:56.789Z` with so many digits after the point, 21 + digits bytes each. Years 0 to 9999 only."""
+    width = 21 + digits
+    scale = 10 ** (6 - digits)
+    for row in range(times_us.shape[0]):
+        at = row * width
+        days = times_us[row] // (86_400 * _MICROS)
+        rest = times_us[row] - days * 86_400 * _MICROS
+        # Days to a date of the proleptic Gregorian calendar, by eras of 400 years that begin in March.
+        shifted = days + 719_468
+        era = shifted // 146_097
+        day_of_era = shifted - era * 146_097
+        year_of_era = (day_of_era - day_of_era // 1_460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
+        day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+        month = (5 * day_of_year + 2) // 153
+        _put_digits(out, at + 8, day_of_year - (153 * month + 2) // 5 + 1, 2)
+        month = month + 3 if month < 10 else month - 9
+        _put_digits(out, at, year_of_era + era * 400 + (1 if month <= 2 else 0), 4)
+        _put_digits(out, at + 5, month, 2)
+        _put_digits(out, at + 11, rest // (3_600 * _MICROS), 2)
+        _put_digits(out, at + 14, rest // (60 * _MICROS) % 60, 2)
+        _put_digits(out, at + 17, rest // _MICROS % 60, 2)
+        _put_digits(out, at + 20, rest % _MICROS // scale, digits)
+        out[at + 4] = out[at + 7] = 45
+        out[at + 10] = 84
+        out[at + 13] = out[at + 16] = 58
+        out[at + 19] = 46
+        out[at + width - 1] = 90

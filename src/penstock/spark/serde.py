@@ -39,6 +39,7 @@ _HOW = {
 }  # fmt: skip
 _NUMPY = {"INT": np.int32, "BIGINT": np.int64, "TIMESTAMP": np.int64, "DATE": np.int32, "FLOAT": np.float32, "DOUBLE": np.float64}
 _SHOWN_CHARS_MAX = 60
+_YEAR_0_US, _YEAR_10000_US = -62_167_219_200_000_000, 253_402_300_800_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _INSTANT = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:\.(\d+))?)?(Z|[+-]\d\d(?::?\d\d)?)?)?", re.ASCII
@@ -378,9 +379,16 @@ def plain_text(column: pa.Array) -> pa.Array:
 
 def _instants(column: pa.Array) -> pa.Array:
     """ISO 8601 in UTC, with milliseconds; with microseconds if some time in the column has them."""
-    times_us = column.drop_null().cast(pa.int64()).to_numpy()
-    unit = "us" if (times_us % 1_000).any() else "ms"
-    return pc.strftime(column.cast(pa.timestamp(unit, tz="UTC")), "%Y-%m-%dT%H:%M:%SZ")
+    times_us = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    digits = 6 if (times_us % 1_000).any() else 3
+    if len(times_us) and not _YEAR_0_US <= times_us.min() <= times_us.max() < _YEAR_10000_US:
+        return pc.strftime(column.cast(pa.timestamp("us" if digits == 6 else "ms", tz="UTC")), "%Y-%m-%dT%H:%M:%SZ")
+    width = 21 + digits
+    out = np.empty(len(times_us) * width, np.uint8)
+    json_loops.put_instants(times_us, digits, out)
+    ends = np.arange(0, len(out) + 1, width, dtype=np.int32)
+    valid = bitmap(column.is_valid().to_numpy(zero_copy_only=False)) if column.null_count else None
+    return pa.Array.from_buffers(pa.string(), len(times_us), [valid, pa.py_buffer(ends), pa.py_buffer(out)])
 
 
 def _escaped(column: pa.Array) -> pa.Array:
