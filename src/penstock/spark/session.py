@@ -2,7 +2,7 @@
 
 `spark-submit` starts a shell and a second JVM first, and asks for a Java module that small runtimes lack; so the JVM is started
 here and tells port and secret in a file. If that fails, `spark-submit` is the fall-back. Classes come from an archive that is
-made once per Java and Spark version (`archive.py`).
+made once per Java and class path (`archive.py`).
 
 Invariant: at most one session per process; the JVM ends when this process ends, however it ends, because it watches its
 standard input. Everything it writes lies in the data directory. Not here: finding Java (`java.py`), running pipelines (`run.py`)."""
@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MissingPart, PenstockError
 from penstock.profile import Profile
+from penstock.spark import jvm_connector
+from penstock.spark.archive import WRITE_S_MAX, Archive, archive_for
 from penstock.spark.java import Java, find_java
 
 if TYPE_CHECKING:
@@ -98,42 +100,33 @@ class _Running:
     process: subprocess.Popen[bytes] | None  # None: started through spark-submit
     log: Path
     scratch: Path
+    archive: Archive
 
 
 _running: _Running | None = None
 
 
-def session(
-    profile: Profile, *, memory_mb: int = 1024, quick: bool = False, full_class_path: bool = False, train: Path | None = None
-) -> SparkSession:
+def session(profile: Profile, *, memory_mb: int = 1024, quick: bool = False, full_class_path: bool = False) -> SparkSession:
     """The Spark session of this process, started if there is none.
 
-    `quick` compiles lightly: a shorter start and slower peak, for tests. `train` writes a class archive when the JVM ends."""
+    `quick` compiles lightly: a shorter start and slower peak, for tests."""
     global _running
     if _running is not None:
         return _running.spark
     java = find_java()
-    logs = _made(profile.data / "logs")
     scratch = Path(tempfile.mkdtemp(prefix="spark-", dir=_made(profile.data / "tmp")))
-    log = logs / f"spark-{os.getpid()}.log"
-    conf = _conf(profile, scratch)
-    environment = _environment(profile, scratch)
+    log = _made(profile.data / "logs") / f"spark-{os.getpid()}.log"
+    jars = _jars(full=full_class_path)
+    archive = archive_for(java, jars)
+    conf, environment = _conf(profile, scratch), _environment(profile, scratch)
+    options = [*_options(java, scratch, log, memory_mb, quick), *archive.options]
     try:
-        process = _start_jvm(
-            java,
-            profile,
-            conf,
-            environment,
-            log,
-            scratch,
-            options=_options(java, profile, scratch, log, memory_mb, quick, train),
-            full=full_class_path,
-        )
+        process = _start_jvm([str(java.program), "-cp", jars, *options], conf, environment, log, scratch)
         spark = _connect(process, conf, environment, java, log)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-    _running = _Running(spark, process, log, scratch)
+    _running = _Running(spark, process, log, scratch, archive)
     threading.Thread(target=_warm, args=(spark, cores(profile)), name="penstock-warm", daemon=True).start()
     if not profile.is_local:
         spark.sparkContext.addPyFile(str(package_archive(scratch)))
@@ -174,7 +167,8 @@ def stop_session(*, wait_s_max: float = STOP_S_MAX) -> None:
             os.environ.pop(name, None)
         process = running.process or getattr(gateway, "proc", None)
         if process is not None:
-            _end(process, wait_s_max)
+            _end(process, wait_s_max if running.archive.writing is None else WRITE_S_MAX)
+            running.archive.keep(exit_code=process.returncode)
         shutil.rmtree(running.scratch, ignore_errors=True)
 
 
@@ -214,6 +208,8 @@ def _conf(profile: Profile, scratch: Path) -> dict[str, str]:
         # The executor's working directory holds what addPyFile sent; the daemon starts before a worker would put it on its path.
         conf["spark.executorEnv.PYTHONPATH"] = "penstock.zip"
         conf["spark.executorEnv.NUMBA_CACHE_DIR"] = "numba"
+    if profile.connector == "jvm":
+        conf |= jvm_connector.session_conf()
     return conf | dict(profile.conf)
 
 
@@ -234,7 +230,7 @@ def _environment(profile: Profile, scratch: Path) -> dict[str, str]:
     return environment
 
 
-def _options(java: Java, profile: Profile, scratch: Path, log: Path, memory_mb: int, quick: bool, train: Path | None) -> list[str]:
+def _options(java: Java, scratch: Path, log: Path, memory_mb: int, quick: bool) -> list[str]:
     settings = scratch / "log4j2.properties"
     settings.write_text(_LOG4J.format(log=log))
     options = [f"-Xmx{memory_mb}m", "-Xss4m", "-XX:+IgnoreUnrecognizedVMOptions", "-XX:+UseParallelGC", f"-Djava.io.tmpdir={scratch}"]
@@ -246,47 +242,11 @@ def _options(java: Java, profile: Profile, scratch: Path, log: Path, memory_mb: 
     ]
     if java.major >= 24:
         options += ["--enable-native-access=ALL-UNNAMED", "--sun-misc-unsafe-memory-access=allow"]
-    if quick:
-        options.append("-XX:TieredStopAtLevel=1")
-    return options + archive_options(java, profile, train=train)
+    return [*options, "-XX:TieredStopAtLevel=1"] if quick else options
 
 
-def archive_path(java: Java, profile: Profile) -> Path:
-    import pyspark
-
-    kind = "aot" if java.major >= 25 else "jsa"
-    return profile.data / "cache" / f"spark-{pyspark.__version__}-java-{java.version}.{kind}"
-
-
-def archive_options(java: Java, profile: Profile, *, train: Path | None) -> list[str]:
-    """Options that write the archive of loaded classes (train), or that use the one that is there."""
-    aot = java.major >= 25
-    if train is not None:
-        return [f"-XX:AOTCacheOutput={train}" if aot else f"-XX:ArchiveClassesAtExit={train}"]
-    path = archive_path(java, profile)
-    if not path.is_file():
-        return []
-    # An archive that does not fit (another class path, another JVM) is ignored by the JVM, silently with these options.
-    return (
-        [f"-XX:AOTCache={path}", "-XX:AOTMode=auto", "-Xlog:aot=off", "-Xlog:cds=off"]
-        if aot
-        else [f"-XX:SharedArchiveFile={path}", "-Xshare:auto", "-Xlog:cds=off", "-Xlog:class+path=off"]
-    )
-
-
-def _start_jvm(
-    java: Java,
-    profile: Profile,
-    conf: dict[str, str],
-    environment: dict[str, str],
-    log: Path,
-    scratch: Path,
-    *,
-    options: list[str],
-    full: bool,
-) -> subprocess.Popen[bytes]:
-    jars = _jars(full=full)
-    command = [str(java.program), "-cp", jars, *options, "org.apache.spark.deploy.SparkSubmit"]
+def _start_jvm(command: list[str], conf: dict[str, str], environment: dict[str, str], log: Path, scratch: Path) -> subprocess.Popen[bytes]:
+    command = [*command, "org.apache.spark.deploy.SparkSubmit"]
     for name, value in conf.items():
         command += ["--conf", f"{name}={value}"]
     # SPARK_HOME stays unset: with it, workers would import PySpark from a zip of sources and compile it anew each time.
