@@ -23,7 +23,7 @@ class Watch:
         self._consumer = Consumer(
             {"bootstrap.servers": address, "group.id": "penstock-demo-view", "enable.auto.commit": False, "log_level": 0, **security}
         )
-        self._since_ms = round(since.timestamp() * 1000)  # records of a pipeline carry their event time
+        self._since = since
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self.averages: dict[str, dict[str, Any]] = {}
@@ -51,10 +51,12 @@ class Watch:
     def _run(self) -> None:
         while not self._stopping.is_set():
             for message in self._consumer.consume(500, timeout=0.1):
-                if message.error() is None and message.timestamp()[1] >= self._since_ms:
+                if message.error() is None:
                     self._take(message.topic(), json.loads(message.value()))
 
     def _take(self, topic: str, row: dict[str, Any]) -> None:
+        if datetime.fromisoformat(row["window_end" if topic == "averages" else "at"]) < self._since:
+            return  # of an earlier run
         if topic == "averages":
             self.averages[row["area"]] = row
         elif (row["area"], row["at"]) not in self._seen:
