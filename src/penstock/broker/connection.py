@@ -181,6 +181,8 @@ class Connection(asyncio.BufferedProtocol):
                 except Malformed as problem:
                     self.close(str(problem))
                 self._account(-min(len(frame), self._accounted))  # nothing is left to give back after a close
+                if len(self.slots) >= self.limits.in_flight_max:
+                    self._flush()  # answers that are ready must not hold back the requests behind them
         finally:
             self._is_pumping = False
         self._flush()
