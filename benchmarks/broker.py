@@ -203,7 +203,7 @@ def memory_mb(pid: int) -> float:
 def make_topic(server: Server, name: str) -> str:
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    admin = AdminClient({"bootstrap.servers": server.address})
+    admin = AdminClient({"bootstrap.servers": server.address, "log_level": 3})
     for future in admin.create_topics([NewTopic(name, num_partitions=PARTITIONS, replication_factor=1)]).values():
         future.result(timeout=30)
     return name
