@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from penstock.broker.embedded import broker
 from penstock.errors import ConfigError
 from penstock.kernels.envelope import counts_envelope, rows_to_sink, to_batch
 from penstock.planner.physical import Clock, Feed, PhysicalPlan, Scan, Sink
@@ -161,6 +163,27 @@ def test_mistakes_have_remedies(client):
         stream_writer({})
     with pytest.raises(ConfigError, match="compression 'zip'"):
         stream_writer({"address": "x:1", "compression": "zip"})
+
+
+def test_writing_goes_on_when_the_broker_comes_back(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("penstock.spark.writer.WAITING_BYTES_MAX", 1_000)
+    table = pa.table({"value": [f"{n:06d}" for n in range(2_000)]})
+    with ExitStack() as stack:
+        first = stack.enter_context(broker(tmp_path))
+        client = stack.enter_context(Client(first.address))
+        client.create_topic("away", partitions=1)
+
+        def restarting():
+            for number, batch in enumerate(table.to_batches(max_chunksize=200)):
+                if number == 5:
+                    stack.close()
+                    stack.enter_context(broker(tmp_path, port=first.port))
+                yield batch
+
+        write_rows(Writing(first.address, topic="away"), restarting(), spare=0)
+        with Client(first.address) as again:
+            found = [value for _, _, value, _, _ in consumed(again, "away", 2_000)]
+    assert found == [value.encode() for value in table["value"].to_pylist()]
 
 
 @pytest.mark.spark

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import uuid
+from contextlib import ExitStack
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +13,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from penstock.broker.embedded import broker
 from penstock.errors import ConfigError
 from penstock.kernels.envelope import ACTIVE, CLOCK, COUNTS, ENDED, from_batch, open_table, open_times
 from penstock.kernels.kernel import NEVER_US
@@ -18,7 +21,7 @@ from penstock.planner.physical import Feed, Scan
 from penstock.protocol.client import Client, UnknownTopic
 from penstock.schema import Schema
 from penstock.spark import source
-from penstock.spark.fetch import LostOffsets
+from penstock.spark.fetch import LostOffsets, read_slices
 from penstock.spark.offsets import Slice, admit, flat, share
 from penstock.spark.reader import read
 from penstock.spark.source import Reading, TopicSource, TopicStreamReader, _Planner
@@ -332,6 +335,38 @@ def test_the_clock_moves_with_data_or_when_it_is_due(client, topic):
     write(client, topic, 0, [event(1)])
     assert planner.next(first, None)["clock"] > first["clock"]
     assert planner.next({**first, "clock": first["clock"] - 3_600_000_000}, None)["clock"] >= first["clock"]
+
+
+# --- a broker that goes away ---
+
+
+def test_reading_and_writing_go_on_when_the_broker_comes_back(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("penstock.spark.fetch.FETCH_BYTES_MAX", 20_000)
+    monkeypatch.setattr("penstock.spark.fetch.PARTITION_BYTES_MIN", 20_000)
+    topic, values = "away", [b"%06d" % n + b"x" * 100 for n in range(2_000)]
+    with ExitStack() as stack:
+        running = stack.enter_context(broker(tmp_path))
+        port = running.port
+        client = stack.enter_context(Client(running.address))
+        client.create_topic(topic, partitions=1, config={"retention.ms": "-1"})
+        for start in range(0, 2_000, 100):
+            write(client, topic, 0, values[start : start + 100])
+        reader = TopicStreamReader(reading_of(client, scan_of(topic)))
+        start = reader.initialOffset()
+        end = reader.latestOffset(start)
+        chunks = read_slices(client.address, [Slice(topic, 0, 0, 2_000)])
+        seen = next(chunks)[1].values().to_pylist()
+        assert len(seen) < 2_000
+    assert reader.latestOffset(end) == end, "nothing new while it is away"
+    back = threading.Timer(0.5, lambda: stack.enter_context(broker(tmp_path, port=port)))
+    with stack:
+        back.start()
+        for _, records in chunks:
+            seen += records.values().to_pylist()
+        back.join()
+        write(client, topic, 0, [b"more"])
+        assert offsets_of(reader.latestOffset(end)) == {(topic, 0): 2_001}
+    assert seen == values
 
 
 # --- on Spark ---

@@ -17,7 +17,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from penstock.errors import PenstockError
@@ -31,7 +31,7 @@ Allocate = Callable[[int], Any]  # a writable buffer of that many bytes
 
 EARLIEST, LATEST = -2, -1
 FRAME_BYTES_MAX = 1 << 30
-RETRIES_MAX = 8
+RETRY_S_MAX = 30.0  # a cluster elects new leaders, and a single broker restarts, in less
 RETRY_WAIT_S_MAX = 1.0
 TIMEOUT_S = 30.0
 
@@ -207,11 +207,20 @@ class Connection:
 class Client:
     """Connections to the brokers of one cluster, opened when needed."""
 
-    def __init__(self, address: str, *, client_id: str = "penstock", timeout_s: float = TIMEOUT_S, opener: Opener = open_socket) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        client_id: str = "penstock",
+        timeout_s: float = TIMEOUT_S,
+        retry_s: float = RETRY_S_MAX,
+        opener: Opener = open_socket,
+    ) -> None:
         self.address = address
         self._bootstrap = parse_address(address)
         self._client_id = client_id
         self._timeout_s = timeout_s
+        self._retry_s = retry_s
         self._opener = opener
         self._nodes: dict[int, Node] = {}
         self._leaders: dict[Place, int] = {}
@@ -234,7 +243,7 @@ class Client:
     def partitions(self, topics: Iterable[str]) -> dict[str, list[int]]:
         """The partitions of the topics, asked anew. A topic that is not there is an error."""
         topics = list(topics)
-        for attempt in _attempts():
+        for attempt in _attempts(self._retry_s):
             found = self._load_metadata(topics)
             waiting = None
             for topic, (error, partitions) in found.items():
@@ -269,7 +278,7 @@ class Client:
             }],
             "timeout": round(self._timeout_s * 1000), "validate_only": False,
         }  # fmt: skip
-        for attempt in _attempts():
+        for attempt in _attempts(self._retry_s):
             answer = self._on_controller(Api.CREATE_TOPICS, body).topics[0]
             if answer.error_code == Error.NONE:
                 return True
@@ -290,12 +299,12 @@ class Client:
 
         A time after the last record gives -1. `committed` makes LATEST the last stable offset."""
         done: dict[Place, int] = {}
-        for attempt in _attempts():
+        for attempt in _attempts(self._retry_s):
             todo = [place for place in wanted if place not in done]
             if not todo:
                 return done
             failed: tuple[Place, int] | None = None
-            for node, places in self._by_leader(todo).items():
+            for node, places in self._by_leader(todo, attempt).items():
                 by_topic: dict[str, list[dict[str, int]]] = {}
                 for topic, partition in places:
                     by_topic.setdefault(topic, []).append({"partition_index": partition, "timestamp": wanted[topic, partition]})
@@ -303,7 +312,13 @@ class Client:
                     "replica_id": -1, "isolation_level": int(committed),
                     "topics": [{"name": topic, "partitions": parts} for topic, parts in by_topic.items()],
                 }  # fmt: skip
-                for answer in self._connection(node).ask(Api.LIST_OFFSETS, body).topics:
+                try:
+                    answers = self._connection(node).ask(Api.LIST_OFFSETS, body).topics
+                except Unreachable:
+                    self.forget(node)
+                    failed = places[0], Error.NETWORK_EXCEPTION
+                    continue
+                for answer in answers:
                     for part in answer.partitions:
                         place = (answer.name, part.partition_index)
                         if part.error_code == Error.NONE:
@@ -325,7 +340,7 @@ class Client:
             "group_id": group, "generation_id_or_member_epoch": -1, "member_id": "", "group_instance_id": None, "retention_time": -1,
             "topics": [{"name": topic, "partitions": parts} for topic, parts in by_topic.items()],
         }  # fmt: skip
-        for attempt in _attempts():
+        for attempt in _attempts(self._retry_s):
             answer = self._on_coordinator(group, Api.OFFSET_COMMIT, body)
             errors = [int(part.error_code) for topic in answer.topics for part in topic.partitions if part.error_code != Error.NONE]
             if not errors:
@@ -339,7 +354,7 @@ class Client:
         for topic, partition in places:
             by_topic.setdefault(topic, []).append(partition)
         body = {"group_id": group, "topics": [{"name": topic, "partition_indexes": parts} for topic, parts in by_topic.items()]}
-        for attempt in _attempts():
+        for attempt in _attempts(self._retry_s):
             answer = self._on_coordinator(group, Api.OFFSET_FETCH, body)
             if answer.error_code == Error.NONE:
                 parts = [
@@ -392,13 +407,13 @@ class Client:
     def produce(self, batches: Mapping[Place, Any], *, acks: int = -1) -> dict[Place, int]:
         """Append one record batch to each partition; returns the base offsets. At least once: a retry may repeat a batch."""
         done: dict[Place, int] = {}
-        for attempt in _attempts():
+        for attempt in _attempts(self._retry_s):
             todo = [place for place in batches if place not in done]
             if not todo:
                 return done
             failed: tuple[str, int, str | None] | None = None
             sent = []
-            for node, places in self._by_leader(todo).items():
+            for node, places in self._by_leader(todo, attempt).items():
                 body = _pack_produce({place: batches[place] for place in places}, acks=acks, timeout_ms=round(self._timeout_s * 1000))
                 try:
                     sent.append((node, places, self._connection(node).send_packed(Api.PRODUCE, body)))
@@ -435,10 +450,15 @@ class Client:
         topic, partition = next(iter(places))
         return f"writing to {topic}/{partition}", Error.NETWORK_EXCEPTION, error.message
 
-    def _by_leader(self, places: Iterable[Place]) -> dict[int, list[Place]]:
+    def _by_leader(self, places: Sequence[Place], attempt: Callable[..., None]) -> dict[int, list[Place]]:
+        """The partitions of each leader; nothing, and a failed attempt, while no broker answers."""
         by_node: dict[int, list[Place]] = {}
-        for place in places:
-            by_node.setdefault(self.leader(place), []).append(place)
+        try:
+            for place in places:
+                by_node.setdefault(self.leader(place), []).append(place)
+        except Unreachable as error:
+            attempt(f"finding the leader of {places[0][0]}/{places[0][1]}", Error.NETWORK_EXCEPTION, error.message)
+            return {}
         return by_node
 
     def _connection(self, node: int) -> Connection:
@@ -457,16 +477,17 @@ class Client:
     def _bootstrapped(self) -> Connection:
         """A connection to any broker, whose versions are checked."""
         problem: Unreachable | None = None
-        for host, port in self._bootstrap:
+        known = [(node.host, node.port) for node in self._nodes.values()]  # of a cluster, others may live when the first is dead
+        for host, port in dict.fromkeys([*self._bootstrap, *known]):
             try:
                 connection = self._open(host, port)
             except Unreachable as error:
                 problem = error
                 continue
             answer = connection.ask(Api.API_VERSIONS, {})
-            known = {int(each.api_key): (each.min_version, each.max_version) for each in answer.api_keys}
+            spoken = {int(each.api_key): (each.min_version, each.max_version) for each in answer.api_keys}
             for api, version in _VERSIONS.items():
-                low, high = known.get(int(api), (1, 0))
+                low, high = spoken.get(int(api), (1, 0))
                 if not low <= version <= high:
                     connection.close()
                     raise PenstockError(
@@ -511,7 +532,7 @@ class Client:
 
     def _on_coordinator(self, group: str, api: Api, body: Mapping[str, Any]) -> Any:
         if group not in self._coordinators:
-            for attempt in _attempts():
+            for attempt in _attempts(self._retry_s):
                 answer = self._ask_any(Api.FIND_COORDINATOR, {"key": group, "key_type": 0})
                 if answer.error_code == Error.NONE:
                     self._coordinators[group] = int(answer.node_id)
@@ -527,16 +548,21 @@ class Client:
             raise
 
 
-def _attempts() -> Iterable[Callable[..., None]]:
-    """Up to RETRIES_MAX tries. The caller reports a failure; one that cannot pass, or the last one, is raised."""
-    for turn in range(RETRIES_MAX + 1):
+def _attempts(retry_s: float) -> Iterator[Callable[..., None]]:
+    """Tries for a while. The caller reports a failure; one that cannot pass, or the last one, is raised."""
+    started_s = time.monotonic()
+    wait_s = 0.02
 
-        def failed(what: str, code: int, detail: str | None = None, *, turn: int = turn) -> None:
-            if code not in RETRIABLE or turn == RETRIES_MAX:
-                raise BrokerError(what, code, detail=detail)
-            time.sleep(min(0.02 * 2**turn, RETRY_WAIT_S_MAX))
+    def failed(what: str, code: int, detail: str | None = None) -> None:
+        if code not in RETRIABLE or time.monotonic() - started_s > retry_s:
+            if code == Error.NETWORK_EXCEPTION:
+                raise Unreachable(f"{what}: {detail or 'no broker answers'}", remedy="check that the broker is running")
+            raise BrokerError(what, code, detail=detail)
+        time.sleep(wait_s)
 
+    while True:
         yield failed
+        wait_s = min(2 * wait_s, RETRY_WAIT_S_MAX)
 
 
 def _string(text: str) -> bytes:

@@ -6,6 +6,7 @@ once, in order of offset within a partition; a slice that cannot be read to its 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.errors import PenstockError
-from penstock.protocol.client import EARLIEST, BrokerError, Client, Fetched, Pending, Place, UnknownTopic, Unreachable, Wanted
+from penstock.protocol.client import EARLIEST, BrokerError, Client, Fetched, Pending, Place, Unreachable, Wanted
 from penstock.protocol.error import RETRIABLE, Error
 from penstock.spark.decode import Records, decode, read_batches
 from penstock.spark.offsets import Slice, client_of
@@ -99,8 +100,9 @@ class _Reader:
         for place, progress in self._todo.items():
             try:
                 node = self._client.leader(place)
-            except UnknownTopic as error:
-                raise UnknownTopic(place[0], self._client.address) from error
+            except Unreachable as error:
+                self._stalled(str(error))
+                return
             if node not in self._pending:
                 by_node.setdefault(node, []).append(progress)
         for node, wanted in by_node.items():
@@ -142,7 +144,8 @@ class _Reader:
                 del self._todo[place]
         elif code in RETRIABLE:
             self._stalled(f"{place[0]}/{place[1]}: {Error(code).name}")
-            self._client.leader(place, fresh=True)
+            with contextlib.suppress(Unreachable):  # asked again before the next request
+                self._client.leader(place, fresh=True)
         else:
             raise BrokerError(f"reading {place[0]}/{place[1]} at offset {progress.offset}", code)
 

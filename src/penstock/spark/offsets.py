@@ -34,16 +34,16 @@ class Slice(NamedTuple):
     end: int
 
 
-_clients: dict[tuple[int, str], Client] = {}
+_clients: dict[tuple[int, str, float], Client] = {}
 
 
-def client_of(address: str) -> Client:
+def client_of(address: str, *, retry_s: float = 30.0) -> Client:
     """The client of this process for a cluster. A forked child makes its own."""
-    key = (os.getpid(), address)
+    key = (os.getpid(), address, retry_s)
     if key not in _clients:
         from penstock.protocol.client import Client
 
-        _clients[key] = Client(address)
+        _clients[key] = Client(address, retry_s=retry_s)
     return _clients[key]
 
 

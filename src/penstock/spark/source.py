@@ -49,6 +49,9 @@ RECORDS_PER_BATCH_MAX = 2_000_000
 SAMPLE_BYTES = 64 << 10
 PLACES_S_MAX = 1.0
 IDLE_POLL_S = 0.01
+AWAY_POLL_S = 0.2
+PLANNER_RETRY_S = 2.0  # the planner is asked again anyway, and must hear a stop
+AWAY_S_MAX = 300.0
 RAW_COLUMNS = {
     "key": "BINARY", "value": "BINARY", "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>", "topic": "STRING", "partition": "INT", "offset": "BIGINT",
     "timestamp": "TIMESTAMP",
@@ -267,13 +270,13 @@ class _Planner:
         asked_s, places = self._places.get(scan.id, (-PLACES_S_MAX, []))
         if time.monotonic() - asked_s < PLACES_S_MAX:
             return places
-        found = client_of(self.reading.address).partitions(scan.topics)
+        found = client_of(self.reading.address, retry_s=PLANNER_RETRY_S).partitions(scan.topics)
         places = [(topic, partition) for topic, partitions in found.items() for partition in partitions]
         self._places[scan.id] = time.monotonic(), places
         return places
 
     def initial(self) -> dict[str, Any]:
-        client = client_of(self.reading.address)
+        client = client_of(self.reading.address, retry_s=PLANNER_RETRY_S)
         scans, ends = {}, {}
         for scan in self.reading.scans:
             places = self.places(scan)
@@ -287,7 +290,7 @@ class _Planner:
 
     def available(self, start: Mapping[str, Any]) -> dict[int, Offsets]:
         """How far each scan could be read now; a scan with an end, at most to it. New partitions are there from their first record."""
-        client = client_of(self.reading.address)
+        client = client_of(self.reading.address, retry_s=PLANNER_RETRY_S)
         result = {}
         for scan in self.reading.scans:
             ends = flat(start.get("ends", {}).get(str(scan.id), {}))
@@ -362,7 +365,9 @@ class _Planner:
         from penstock.protocol.client import Wanted
 
         _, (topic, partition), offset = max(waiting)
-        ((frame, part),) = client_of(self.reading.address).fetch([Wanted(topic, partition, offset, SAMPLE_BYTES)], bytes_max=SAMPLE_BYTES)
+        ((frame, part),) = client_of(self.reading.address, retry_s=PLANNER_RETRY_S).fetch(
+            [Wanted(topic, partition, offset, SAMPLE_BYTES)], bytes_max=SAMPLE_BYTES
+        )
         if part.error or part.end - part.start < 61:
             return None
         (size,) = struct.unpack_from(">i", frame, part.start + 8)
@@ -383,7 +388,7 @@ class _Planner:
             for place, offset in stop.items():
                 first = begin.get(place, 0)
                 if offset < first:  # cut short, and the reader shall resume with what is there
-                    first = client_of(self.reading.address).list_offsets({place: -2})[place]
+                    first = client_of(self.reading.address, retry_s=PLANNER_RETRY_S).list_offsets({place: -2})[place]
                 if offset > first:
                     slices.append((scan.id, Slice(*place, first, offset)))
         loads = share([each._replace(topic=f"{id}/{each.topic}") for id, each in slices], count) or [[]]
@@ -408,6 +413,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reading = reading
         self._planner = _Planner(reading)
         self._committed: dict[str, Any] | None = None
+        self._away_s: float | None = None  # since when no broker answers
 
     def initialOffset(self) -> dict[str, Any]:
         return self._planner.initial()
@@ -419,14 +425,35 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()  # the options say how much: both limits at once, which Spark's classes cannot
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit | None = None) -> dict[str, Any]:
+        from penstock.protocol.client import Unreachable
+
+        try:
+            return self._latest(start, limit)
+        except Unreachable as error:
+            # A broker that is away for a while is no reason to end a query: there is nothing new, for now. A run up to
+            # a target must not take that for its end.
+            self._away_s = self._away_s if self._away_s is not None else time.monotonic()
+            if self._planner.target is not None or time.monotonic() - self._away_s > AWAY_S_MAX:
+                raise
+            _log.warning("no new offsets for now: %s", error)
+            time.sleep(AWAY_POLL_S)
+            return start
+
+    def _latest(self, start: dict[str, Any], limit: ReadLimit | None) -> dict[str, Any]:
         self.commit(start)  # Spark commits a batch when it plans the next but one; an idle stream would show a lag that it has not
         end = self._planner.next(start, limit)
+        self._away_s = None
         if end == start and self._planner.target is None:
             time.sleep(IDLE_POLL_S)  # Spark asks again at once
         return end
 
-    def reportLatestOffset(self) -> dict[str, Any]:
-        latest = self._planner.available({})
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        from penstock.protocol.client import Unreachable
+
+        try:
+            latest = self._planner.available({})
+        except Unreachable:
+            return None
         return {"clock": 0, "scans": {str(id): nested(offsets) for id, offsets in latest.items()}, "ends": {}}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[ScanSlices]:
@@ -447,12 +474,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for place, offset in flat(scan).items():
                 offsets[place] = min(offset, offsets.get(place, offset))
         try:
-            client_of(self._reading.address).commit_offsets(self._reading.group, offsets)
+            client_of(self._reading.address, retry_s=PLANNER_RETRY_S).commit_offsets(self._reading.group, offsets)
         except Exception as error:
             _log.warning("offsets of group '%s' were not committed: %s", self._reading.group, error)
 
     def stop(self) -> None:
-        client_of(self._reading.address).close()
+        client_of(self._reading.address, retry_s=PLANNER_RETRY_S).close()
 
 
 class TopicReader(DataSourceReader):
