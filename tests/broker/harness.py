@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.broker.apis import APIS
 from penstock.broker.limits import Limits
 from penstock.broker.node import Node
 from penstock.broker.server import Server
+
+T = TypeVar("T")
 
 
 class Inside:
@@ -26,7 +28,10 @@ class Inside:
         async def run() -> Any:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(20)
+        return self.run(run())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)
 
 
 @contextlib.contextmanager

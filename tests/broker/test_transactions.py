@@ -12,7 +12,7 @@ from penstock.log.errors import StorageFailed
 from penstock.protocol.api import Api
 from penstock.protocol.error import Error
 from tests.broker.harness import inside
-from tests.broker.test_restart import add, committed_offset, end_txn, init, txn_batch, txn_offset, values
+from tests.broker.test_restart import add, committed_offset, end_txn, init, join, txn_batch, txn_offset, values
 from tests.broker.wire import Wire
 
 
@@ -111,3 +111,21 @@ def test_rows_of_the_state_log_say_all_of_a_transaction() -> None:
         groups=frozenset({"g"}), started_ms=99, fenced_epoch=2,
     )  # fmt: skip
     assert Txn.of("tx", txn.row()) == txn
+
+
+def test_ids_and_groups_that_nobody_uses_are_forgotten(tmp_path: Path) -> None:
+    with inside(tmp_path) as running, Wire(running.address) as wire:
+        wire.create("out")
+        used, unused = init(wire, "used"), init(wire, "unused")
+        assert add(wire, "used", used, "out") == 0
+        joined = join(wire, "fleeting")
+        assert (
+            wire.ask(Api.LEAVE_GROUP, 4, {"group_id": "fleeting", "members": [{"member_id": joined.member_id}]}).members[0].error_code == 0
+        )
+        running.run(running.node.groups.forget_empty(older_than_ms=-1))
+        running.run(running.node.transactions.forget_unused(older_than_ms=-1))
+    with inside(tmp_path) as running, Wire(running.address) as wire:
+        assert [txn.id for txn in running.node.transactions.all()] == ["used"]
+        assert running.node.groups.groups == {}
+        assert init(wire, "unused").producer_id > unused.producer_id
+        assert end_txn(wire, "used", used, commit=True) == 0

@@ -125,6 +125,19 @@ class Groups:
         group.tick(now_ms=self.now_ms())
         self.wake_for(group)
 
+    async def forget_empty(self, *, older_than_ms: int) -> None:
+        """Forget groups that have been without members, and have no offsets, for so long: consumers with a name for one run leave many."""
+        before_ms = self.now_ms() - older_than_ms
+        gone = [
+            group.id
+            for group in self.groups.values()
+            if group.state is State.EMPTY and not group.pending and group.empty_since_ms < before_ms and not self.offsets.has(group.id)
+        ]
+        for group_id in gone:
+            self.groups.pop(group_id).state = State.DEAD
+        if gone:
+            await self.state.put([(("group", group_id), None) for group_id in gone])
+
     async def expire_offsets(self, *, older_than_ms: int) -> None:
         """Forget the offsets of groups that have been without members, and without commits, for so long."""
         before_ms = self.now_ms() - older_than_ms

@@ -33,6 +33,8 @@ INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
 UPKEEP_SECONDS = 5.0
 OVERDUE_SECONDS = 0.5
 OFFSETS_KEPT_MS = 7 * 86_400_000
+EMPTY_GROUPS_KEPT_MS = 600_000
+TRANSACTIONAL_IDS_KEPT_MS = 7 * 86_400_000
 T = TypeVar("T")
 
 
@@ -165,6 +167,8 @@ class Node:
                 for line in await self.run_aside(lambda: self.log.maintain(now_us=self.now_us())):
                     logger.info("%s", line)
                 await self.groups.expire_offsets(older_than_ms=OFFSETS_KEPT_MS)
+                await self.groups.forget_empty(older_than_ms=EMPTY_GROUPS_KEPT_MS)
+                await self.transactions.forget_unused(older_than_ms=TRANSACTIONAL_IDS_KEPT_MS)
             except LogError as error:
                 logger.error("%s", error)
 

@@ -52,12 +52,14 @@ class Txn:
     partitions: frozenset[TopicPartition] = frozenset()
     groups: frozenset[str] = frozenset()
     started_ms: int = -1
+    updated_ms: int = 0
     fenced_epoch: int = -1  # the epoch that the coordinator took away by an abort; its producer may still ask for a new one
 
     def row(self) -> dict[str, Any]:
         return {
             "producer": self.producer_id, "epoch": self.epoch, "timeout_ms": self.timeout_ms, "state": self.state.value,
-            "partitions": sorted(map(list, self.partitions)), "groups": sorted(self.groups), "started_ms": self.started_ms, "fenced": self.fenced_epoch,
+            "partitions": sorted(map(list, self.partitions)), "groups": sorted(self.groups), "started_ms": self.started_ms, "updated_ms": self.updated_ms,
+            "fenced": self.fenced_epoch,
         }  # fmt: skip
 
     @staticmethod
@@ -65,7 +67,7 @@ class Txn:
         return Txn(
             id=txn_id, producer_id=row["producer"], epoch=row["epoch"], timeout_ms=row["timeout_ms"], state=TxnState(row["state"]),
             partitions=frozenset((topic, partition) for topic, partition in row["partitions"]), groups=frozenset(row["groups"]),
-            started_ms=row["started_ms"], fenced_epoch=row["fenced"],
+            started_ms=row["started_ms"], updated_ms=row.get("updated_ms", 0), fenced_epoch=row["fenced"],
         )  # fmt: skip
 
 
@@ -137,6 +139,20 @@ class Transactions:
                 async with entry.lock:
                     if entry.txn is txn:
                         await self._fence_and_abort(entry)
+
+    async def forget_unused(self, *, older_than_ms: int) -> None:
+        """Forget ids that have had no transaction for so long. A producer that comes back later starts with a new producer id."""
+        before_ms = self.now_ms() - older_than_ms
+        unused = [
+            e
+            for e in self._entries.values()
+            if e.txn.state is not TxnState.ONGOING and e.txn.state not in PREPARED and e.txn.updated_ms < before_ms
+        ]
+        for entry in unused:
+            if not entry.lock.locked():
+                self._entries.pop(entry.txn.id, None)
+                self._by_producer.pop(entry.txn.producer_id, None)
+                await self.state.put([(("txn", entry.txn.id), None)])
 
     # --- producers ----------------------------------------------------------------------------------------------------
 
@@ -282,6 +298,7 @@ class Transactions:
 
     async def _store(self, entry: _Entry, txn: Txn) -> None:
         """Durable first, then in force."""
+        txn = replace(txn, updated_ms=self.now_ms())
         await self.state.put([(("txn", txn.id), txn.row())])
         entry.txn = txn
 
