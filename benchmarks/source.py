@@ -94,13 +94,18 @@ def in_spark(spark: Any, address: str, raw: str, typed: str, records: int, repea
         options = {"kafka.bootstrap.servers": address, "subscribe": topic, "startingOffsets": "earliest", "endingOffsets": "latest"}
         return spark.read.format("kafka").options(**options).load()
 
-    readers = {"Spark's connector, value": run(theirs(raw).select("value")), "penstock, value": run(ours(raw).load().select("value"))}
-    show("raw values", turns(readers, repeats), records, than="Spark's connector, value")
+    readers = {
+        "Spark's connector": run(theirs(raw)),
+        "penstock": run(ours(raw).load()),
+        "Spark's connector, value only": run(theirs(raw).select("value")),
+        "penstock, value only": run(ours(raw).option("select", "value").load()),
+    }
+    show("raw records", turns(readers, repeats), records, than="Spark's connector")
     parsed = theirs(typed).selectExpr(f"from_json(cast(value AS STRING), '{SCHEMA}') AS row").select("row.*")
     readers = {
         "Spark's connector and from_json": run(parsed),
         "penstock, decoded in the scan": run(ours(typed).option("schema", SCHEMA).load()),
-        "penstock, decoded and packed, a streaming batch": lambda: packed(spark, address, typed),
+        "penstock, packed (a whole streaming query)": lambda: packed(spark, address, typed),
     }
     show("JSON values to typed rows", turns(readers, repeats), records, than="Spark's connector and from_json")
 
