@@ -20,6 +20,9 @@ from penstock.protocol.error import Error
 from penstock.protocol.raw import Fetched, FetchPart, FetchRequest, pack_fetched, read_fetch
 
 READ_COMMITTED = 1
+# A fetch that waits for much reads again when more arrives; not for every batch, or it would read the same bytes over and over.
+BYTES_MIN_LARGE = 64 * 1024
+GATHER_SECONDS = 0.005
 
 
 def fetch(node: Node, connection: Connection, slot: Slot, header: RequestHeader, frame: memoryview) -> None:
@@ -33,12 +36,13 @@ def fetch(node: Node, connection: Connection, slot: Slot, header: RequestHeader,
 class Fetch:
     """One fetch in progress: tries, waits for more, tries again, answers when there is enough or time is up."""
 
-    __slots__ = ("deadline", "header", "is_due", "is_scheduled", "node", "request", "slot", "timer", "watched")
+    __slots__ = ("bytes_min", "deadline", "header", "is_due", "is_scheduled", "node", "request", "slot", "timer", "watched")
 
     def __init__(self, node: Node, slot: Slot, header: RequestHeader, request: FetchRequest) -> None:
         self.node, self.slot, self.header, self.request = node, slot, header, request
         wait_ms = min(request.wait_ms_max, node.limits.fetch_wait_ms_max)
         self.is_due = wait_ms <= 0
+        self.bytes_min = min(request.bytes_min, request.bytes_max, node.limits.fetch_bytes_max // 2)
         self.deadline = node.loop.time() + wait_ms / 1000
         self.timer: asyncio.TimerHandle | None = None
         self.watched: list[Partition] = []
@@ -54,7 +58,7 @@ class Fetch:
             self.slot.on_gone = self.leave
             return budget.wait(self.attempt)
         parts, size, is_error, partitions = self._read()
-        if size >= self.request.bytes_min or is_error or self.is_due or not partitions:
+        if size >= self.bytes_min or is_error or self.is_due or not partitions:
             budget.take(size)
             self.slot.fetch_bytes = size
             self.stop_waiting()
@@ -70,7 +74,10 @@ class Fetch:
     def on_more(self) -> None:
         if not self.is_scheduled:
             self.is_scheduled = True
-            self.node.loop.call_soon(self.attempt)
+            if self.bytes_min > BYTES_MIN_LARGE:
+                self.node.loop.call_later(GATHER_SECONDS, self.attempt)
+            else:
+                self.node.loop.call_soon(self.attempt)
 
     def on_time_up(self) -> None:
         self.is_due = True
