@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.testing.simulation import Simulation, simulate
-from tests.dataflow.functions_of_a_module import Spread
+from tests.dataflow.functions_of_a_module import Spread, halves
 
 START = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -91,6 +91,9 @@ def test_running_results_come_by_the_clock_on_an_idle_stream() -> None:
         (ps.count(2), [(1, 1), (2, 2), (3, 4)], [(1, 2.000001, 3), (3, 3.000001, 4)]),
         (ps.delta("n", 3), [(1, 1), (2, 2), (3, 9)], [(1, 2.000001, 3), (3, 3.000001, 9)]),
         (ps.punctuation("n % 5 = 0"), [(1, 1), (2, 5), (3, 9)], [(1, 2.000001, 6), (3, 3.000001, 9)]),
+        (ps.last(records=2, every=10), [(1, 1), (4, 2), (7, 4), (12, 8)], [(4, 7.000001, 6), (7, 12.000001, 12)]),
+        (ps.last(time=10, every_records=2), [(1, 1), (4, 2), (9, 4), (12, 8)], [(1, 4.000001, 3), (4, 12.000001, 14)]),
+        (ps.custom(halves), [(1, 1), (4, 2)], [(1, 1.5, 1), (4, 4.5, 2)]),
         (ps.tumbling(10, offset=3), [(1, 1), (4, 2)], [(-7, 3, 1), (3, 13, 2)]),
     ],
 )

@@ -75,7 +75,9 @@ class Tracker:
             each.watermark_us = max(each.watermark_us, watermark_us)
             if has_data:
                 each.heard_us = max(each.heard_us, now_us)
-            if state != ACTIVE or has_data:  # an idle partition stays idle until it has data
+            # An idle partition stays idle until it has data, and one that has ended has ended: of two that speak for it in one
+            # batch (the reader, and the packing step after it) only one may know.
+            if each.state != ENDED and (state != ACTIVE or has_data):
                 each.state = state
 
     def advance(self, now_us: int) -> int:
