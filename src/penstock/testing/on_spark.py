@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,9 +35,6 @@ from penstock.schema import Schema
 from penstock.testing.judge import Happened, Held, Refused
 from penstock.testing.layout import Layout, as_input, kernels_of, layouts_of
 from penstock.testing.transcript import Action, Clock, Idle, Input, Partitions, Restart, Transcript, Watermark
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 NAME = "transcript"  # the column that says whose row it is
 SCRIPT = 0  # the id of the script among the parts of the plan
@@ -244,7 +241,7 @@ def plan_of(parts: Sequence[Part]) -> PhysicalPlan:
 class SparkHost:
     """Runs transcripts on Spark. With a session of the caller's, or one that it starts and stops."""
 
-    def __init__(self, profile: Profile | None = None, *, spark: SparkSession | None = None) -> None:
+    def __init__(self, profile: Profile | None = None, *, spark: Any = None) -> None:
         assert profile is not None or spark is not None, "one of them"
         self._profile, self._spark = profile, spark
 
@@ -282,7 +279,9 @@ class SparkHost:
         write_script(folder / "script.arrow", script)
         if self._spark is None:
             assert self._profile is not None
-        spark = self._spark or session(self._profile, quick=True)  # type: ignore[arg-type]
+            spark = session(self._profile, quick=True)
+        else:
+            spark = self._spark
         run = secrets.token_hex(4)
         try:
             for segment, end in enumerate(ends):
