@@ -402,6 +402,25 @@ def _text_cell(data: Any, at: int, end: int, how: int, column: int, row: int, in
 
 
 @njit(cache=True, nogil=True)
+def _word_cell(data: Any, at: int, end: int, how: int, column: int, row: int, ints: Any, sizes: Any, states: Any) -> int:
+    """Read null, true or false into its cell; returns the position after it, or -1 if this reader should not decide."""
+    word = _word(data, at, end)
+    after = at + (5 if word == 2 else 4)
+    if word == 0:
+        states[column, row] = NULL
+    elif word > 0 and how == AS_BOOLEAN:
+        ints[column, row] = 1 if word == 1 else 0
+        states[column, row] = VALUE_IN
+    elif word > 0 and how == AS_TEXT:
+        ints[column, row] = at
+        sizes[column, row] = after - at
+        states[column, row] = TEXT_PLAIN
+    else:
+        return -1
+    return after
+
+
+@njit(cache=True, nogil=True)
 def _column(data: Any, at: int, size: int, guess: int, names: Any, name_ends: Any) -> int:
     """The column whose name is data[at:at + size], or -1. Tries `guess` first: fields mostly come in the schema's order."""
     count = name_ends.shape[0] - 1
@@ -471,20 +490,7 @@ def _json_row(
         elif (byte == 45 or 48 <= byte <= 57) and how != AS_SPAN:
             at = _number_cell(data, at, end, how, column, row, ints, doubles, sizes, states)
         else:
-            word = _word(data, at, end)
-            after = at + (5 if word == 2 else 4)
-            if word == 0:
-                states[column, row] = NULL
-            elif word > 0 and how == AS_BOOLEAN:
-                ints[column, row] = 1 if word == 1 else 0
-                states[column, row] = VALUE_IN
-            elif word > 0 and how == AS_TEXT:
-                ints[column, row] = at
-                sizes[column, row] = after - at
-                states[column, row] = TEXT_PLAIN
-            else:
-                return False
-            at = after
+            at = _word_cell(data, at, end, how, column, row, ints, sizes, states)
         if at < 0:
             return False
         at = _blank(data, at, end)
