@@ -1,6 +1,6 @@
 """One broker: the log, the coordinators on top of it, and who waits for new records. What handlers work on.
 
-Invariant: everything runs on the event loop's thread but the log's own commit threads and the upkeep thread, which call back
+Invariant: everything runs on the event loop's thread but the log's own commit threads, upkeep, and changes of topics, which call back
 through the loop. Internal topics begin with `__`. Not here: sockets (server.py), requests (handlers/)."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.broker.state_log import StateLog, durable
 from penstock.broker.transactions import Transactions, Txn
 from penstock.clock import Clock, SystemClock
 from penstock.log import Log, LogConfig, Partition, Topic
-from penstock.log.errors import LogError
+from penstock.log.errors import LogError, TopicExists
 
 if TYPE_CHECKING:
     from penstock.broker.server import Server
@@ -60,6 +60,7 @@ class Node:
             StateLog(log, TRANSACTIONS_TOPIC, clock=clock), write_markers=self._write_markers, limits=limits, clock=clock
         )
         self._upkeep = ThreadPoolExecutor(1, thread_name_prefix="penstock-upkeep")
+        self._topic_changes = ThreadPoolExecutor(1, thread_name_prefix="penstock-topics")
         self._tasks: list[asyncio.Task[None]] = []
 
     @staticmethod
@@ -88,6 +89,7 @@ class Node:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.groups.close()
         self._upkeep.shutdown(wait=True)
+        self._topic_changes.shutdown(wait=True)
         self.log.commits.notify = lambda run: run()
         self.log.close()
 
@@ -101,12 +103,23 @@ class Node:
 
     # --- topics -------------------------------------------------------------------------------------------------------
 
-    def create_topic(self, name: str, *, partitions: int, configs: dict[str, str]) -> Topic:
-        return self.log.create_topic(name, partitions=partitions, configs=configs)
+    # Files and directories are synced one by one, which takes seconds for a thousand partitions: not on the event loop.
+
+    async def create_topic(self, name: str, *, partitions: int, configs: dict[str, str]) -> Topic:
+        return await self._aside(self._topic_changes, lambda: self.log.create_topic(name, partitions=partitions, configs=configs))
+
+    async def find_or_create_topic(self, name: str) -> Topic:
+        try:
+            return await self.create_topic(name, partitions=self.default_partitions, configs={})
+        except TopicExists:  # another client was faster
+            return self.log.topic(name)
+
+    async def add_partitions(self, name: str, *, total: int) -> None:
+        await self._aside(self._topic_changes, lambda: self.log.add_partitions(name, total=total))
 
     async def delete_topic(self, name: str) -> None:
         partitions = list(self.log.topic(name).partitions)
-        self.log.delete_topic(name)
+        await self._aside(self._topic_changes, lambda: self.log.delete_topic(name))
         await self.offsets.delete_topic(name)
         for partition in partitions:
             self.wake(partition)
@@ -156,15 +169,15 @@ class Node:
 
     # --- upkeep -------------------------------------------------------------------------------------------------------
 
-    async def run_aside(self, work: Callable[[], T]) -> T:
-        """Run slow work of the log on the upkeep thread."""
-        return await self.loop.run_in_executor(self._upkeep, work)
+    async def _aside(self, thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        """Run slow work of the log on a thread of its own."""
+        return await self.loop.run_in_executor(thread, work)
 
     async def _keep_up(self) -> None:
         while True:
             await asyncio.sleep(UPKEEP_SECONDS)
             try:
-                for line in await self.run_aside(lambda: self.log.maintain(now_us=self.now_us())):
+                for line in await self._aside(self._upkeep, lambda: self.log.maintain(now_us=self.now_us())):
                     logger.info("%s", line)
                 await self.groups.expire_offsets(older_than_ms=OFFSETS_KEPT_MS)
                 await self.groups.forget_empty(older_than_ms=EMPTY_GROUPS_KEPT_MS)

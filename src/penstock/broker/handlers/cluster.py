@@ -25,14 +25,14 @@ def _broker(node: Node, id_name: str = "node_id") -> dict[str, Any]:
 async def metadata(node: Node, request: Request) -> dict[str, Any]:
     asked = request.body.topics
     if asked is None or (request.version == 0 and not asked):
-        topics = [_topic(node, topic) for topic in node.log.topics.values()]
+        topics = [_topic(node, topic) for topic in list(node.log.topics.values())]
     else:
         may_create = getattr(request.body, "allow_auto_topic_creation", True) and node.auto_create
-        topics = [_asked_topic(node, topic.name, getattr(topic, "topic_id", None), may_create) for topic in asked]
+        topics = [await _asked_topic(node, topic.name, getattr(topic, "topic_id", None), may_create) for topic in asked]
     return {"throttle_time": 0, "brokers": [_broker(node)], "cluster_id": node.cluster_id, "controller_id": node.id, "topics": topics}
 
 
-def _asked_topic(node: Node, name: str | None, topic_id: uuid.UUID | None, may_create: bool) -> dict[str, Any]:
+async def _asked_topic(node: Node, name: str | None, topic_id: uuid.UUID | None, may_create: bool) -> dict[str, Any]:
     if name is None:
         try:
             return _topic(node, node.log.topic_by_id(topic_id.bytes if topic_id else bytes(16)))
@@ -40,7 +40,7 @@ def _asked_topic(node: Node, name: str | None, topic_id: uuid.UUID | None, may_c
             return {"error_code": Error.UNKNOWN_TOPIC_ID, "name": None, "topic_id": topic_id, "partitions": []}
     try:
         if name not in node.log.topics and may_create and len(node.log.topics) < node.limits.topics_max:
-            return _topic(node, node.create_topic(name, partitions=node.default_partitions, configs={}))
+            return _topic(node, await node.find_or_create_topic(name))
         return _topic(node, node.log.topic(name))
     except LogError as error:
         return {"error_code": error.kafka_code, "name": name, "topic_id": None, "partitions": []}

@@ -74,7 +74,7 @@ async def _create(node: Node, topic: Any, validate_only: bool) -> dict[str, Any]
     else:
         if len(node.log.topics) >= node.limits.topics_max:
             raise Refused(Error.POLICY_VIOLATION, f"there are {node.limits.topics_max} topics already", remedy="delete some")
-        created = node.create_topic(topic.name, partitions=partitions, configs=configs)
+        created = await node.create_topic(topic.name, partitions=partitions, configs=configs)
         config, topic_id = created.config, created.id
     return {
         "name": topic.name,
@@ -91,7 +91,7 @@ def _check_partitions(node: Node, partitions: int, *, more: int) -> None:
     if partitions < 1:
         raise Refused(Error.INVALID_PARTITIONS, f"{partitions} partitions", remedy="ask for one at least")
     limits = node.limits
-    held = sum(len(topic.partitions) for topic in node.log.topics.values())
+    held = sum(len(topic.partitions) for topic in list(node.log.topics.values()))
     if partitions > limits.topic_partitions_max or held + more > limits.partitions_max:
         message = f"{partitions} partitions: a topic has at most {limits.topic_partitions_max}, the broker {limits.partitions_max}"
         raise Refused(Error.INVALID_PARTITIONS, message, remedy="use fewer, or a Kafka cluster")
@@ -136,7 +136,7 @@ async def create_partitions(node: Node, request: Request) -> dict[str, Any]:
             if topic.name in INTERNAL_TOPICS:
                 raise Refused(Error.INVALID_TOPIC_EXCEPTION, f"'{topic.name}' is internal")
             if not request.body.validate_only:
-                node.log.add_partitions(topic.name, total=topic.count)
+                await node.add_partitions(topic.name, total=topic.count)
         except Refused as refused:
             error, message = Error(refused.error), str(refused)
         except LogError as problem:
