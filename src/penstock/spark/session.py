@@ -48,7 +48,7 @@ _OPENS = (
 _UNUSED = re.compile(
     r"(kubernetes|volcano|vertx|hive-(?!storage)|datanucleus|derby|spark-(mllib|hive|kubernetes|yarn|repl|graphx|connect|pipelines)|breeze|spire|"
     r"algebra|cats-kernel|JTransforms|JLargeArrays|arpack|lapack|blas|scala-compiler|jline|HikariCP|zjsonpatch|antlr-runtime|ST4|super-csv|"
-    r"netty-.*(osx|windows|kqueue)|jts-core|opencsv|libthrift|libfb303|jdo-api|javax.jdo|jta|transaction-api|bonecp|commons-dbcp|stax-api)"
+    r"netty-.*(osx|windows|kqueue)|opencsv|libthrift|libfb303|jdo-api|javax.jdo|jta|transaction-api|bonecp|commons-dbcp|stax-api)"
 )
 
 # Why each: see docs/internals/spark.md.
