@@ -82,6 +82,12 @@ def test_ended_partitions_do_not_count_and_all_ended_is_forever() -> None:
     assert heard(tracker, 2, Times(0, NEVER_US, ENDED, FOREVER_US)) == FOREVER_US
 
 
+def test_a_partition_that_has_ended_stays_so_whoever_speaks_of_it_last() -> None:
+    tracker = Tracker.start((TimeInput(1),))
+    tracker.hear(1, [Times(0, 5, ENDED), Times(0, 5, ACTIVE)], 0)
+    assert tracker.advance(0) == FOREVER_US
+
+
 def test_a_senders_own_watermark_is_taken_as_it_is() -> None:
     tracker = Tracker.start((TimeInput(1, lateness_us=5),))
     assert heard(tracker, 1, Times(0, NEVER_US, ACTIVE, 42)) == 42
