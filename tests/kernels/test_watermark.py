@@ -127,3 +127,10 @@ def test_it_never_goes_back_and_a_restart_changes_nothing(sayings: list[tuple[in
         assert heard(restarted, source, times, now_us=now_us) == after_us
         assert after_us >= before_us
         before_us = after_us
+
+
+def test_a_partition_that_has_ended_stays_ended_whoever_speaks_of_it_last() -> None:
+    tracker = Tracker.start((TimeInput(1),))
+    tracker.hear(1, [Times(0, 5, ENDED)], now_us=0)
+    tracker.hear(1, [Times(0, 5)], now_us=0)
+    assert tracker.advance(now_us=0) == FOREVER_US
