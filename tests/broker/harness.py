@@ -13,6 +13,7 @@ from penstock.broker.apis import APIS
 from penstock.broker.limits import Limits
 from penstock.broker.node import Node
 from penstock.broker.server import Server
+from penstock.log import Storage
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ class Inside:
 
 
 @contextlib.contextmanager
-def inside(data: Path, *, limits: Limits | None = None, durability: str = "os") -> Iterator[Inside]:
+def inside(data: Path, *, limits: Limits | None = None, durability: str = "os", storage: Storage | None = None) -> Iterator[Inside]:
     limits = limits or Limits()
     ready: list[Inside | BaseException] = []
     is_ready = threading.Event()
@@ -43,7 +44,7 @@ def inside(data: Path, *, limits: Limits | None = None, durability: str = "os") 
 
     async def serve() -> None:
         try:
-            node = await Node.open(data, durability=durability, limits=limits)
+            node = await Node.open(data, durability=durability, limits=limits, storage=storage)
             node.server = server = Server(node, APIS, limits)
             node.host = "127.0.0.1"
             _, node.port = await server.start("127.0.0.1", 0)

@@ -180,6 +180,9 @@ class Connection(asyncio.BufferedProtocol):
                     self.server.handle(self, slot, frame)
                 except Malformed as problem:
                     self.close(str(problem))
+                except Exception:
+                    self.server.log_failure(self)
+                    self.close("its request failed here")
                 self._account(-min(len(frame), self._accounted))  # nothing is left to give back after a close
                 if len(self.slots) >= self.limits.in_flight_max:
                     self._flush()  # answers that are ready must not hold back the requests behind them

@@ -19,7 +19,7 @@ from penstock.broker.offsets import Offsets
 from penstock.broker.state_log import StateLog, durable
 from penstock.broker.transactions import Transactions, Txn
 from penstock.clock import Clock, SystemClock
-from penstock.log import Log, LogConfig, Partition, Topic
+from penstock.log import Log, LogConfig, Partition, Storage, Topic
 from penstock.log.errors import LogError, TopicExists
 
 if TYPE_CHECKING:
@@ -70,12 +70,13 @@ class Node:
         durability: str = "group",
         limits: Limits | None = None,
         clock: Clock | None = None,
+        storage: Storage | None = None,
         default_partitions: int = 1,
         auto_create: bool = True,
     ) -> Node:
         """A node on a data directory: recovers the log, then the coordinators, then finishes decided transactions."""
         clock = clock or SystemClock()
-        log = Log.open(data, clock=clock, config=LogConfig(durability=durability))  # type: ignore[arg-type]
+        log = Log.open(data, storage=storage, clock=clock, config=LogConfig(durability=durability))  # type: ignore[arg-type]
         node = Node(log, limits=limits or Limits(), clock=clock, default_partitions=default_partitions, auto_create=auto_create)
         load_rows(node.offsets, node.groups)
         await node.transactions.load()

@@ -114,6 +114,10 @@ class Server:
     def log_closed(self, connection: Connection, why: str) -> None:
         logger.info("connection from %s closed: %s", connection.host, why)
 
+    def log_failure(self, connection: Connection) -> None:
+        """A defect of ours, met while answering this client."""
+        logger.exception("a request from %s failed", connection.host)
+
     def _check_connections(self) -> None:
         now = self.loop.time()
         for connection in list(self.connections):

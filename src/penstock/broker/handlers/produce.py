@@ -49,8 +49,8 @@ def produce(node: Node, connection: Connection, slot: Slot, header: RequestHeade
         results.extend(Produced(part.topic, part.partition, Error.INVALID_REQUIRED_ACKS) for part in request.parts)
         return pending.release()
     wait_for_level = request.acks == -1
-    for number, part in enumerate(request.parts):
-        results.append(_append(node, part, pending, number, wait_for_level, now_us))
+    for part in request.parts:
+        _append(node, part, pending, wait_for_level, now_us)
     if request.acks == 0:
         if any(result.error for result in results):
             connection.close(f"produce without answers failed: {next(result.message for result in results if result.error)}")
@@ -58,24 +58,21 @@ def produce(node: Node, connection: Connection, slot: Slot, header: RequestHeade
     return pending.release()
 
 
-def _append(node: Node, part: ProducePart, pending: _Pending, number: int, wait_for_level: bool, now_us: int) -> Produced:
-    """Append one partition's batch; its result is corrected later should the sync fail."""
+def _append(node: Node, part: ProducePart, pending: _Pending, wait_for_level: bool, now_us: int) -> None:
+    """Append one partition's batch and note the result, which is corrected later should the sync fail."""
     topic, index, records = part
+    results, number = pending.parts, len(pending.parts)
     try:
         partition = node.log.partition(topic, index)
-        if records is None or not len(records):
-            return Produced(topic, index, Error.INVALID_RECORD, message="no records")
-        if topic in INTERNAL_TOPICS:
-            return Produced(topic, index, Error.INVALID_TOPIC_EXCEPTION, message=f"'{topic}' is internal; the broker alone writes it")
-        if len(records) >= HEADER_BYTES and _ATTRIBUTES.unpack_from(records, ATTRIBUTES_AT)[0] & TRANSACTIONAL:
-            producer_id, epoch = _PRODUCER.unpack_from(records, PRODUCER_AT)
-            if (error := node.transactions.check_write(producer_id, epoch, topic, index)) is not Error.NONE:
-                return Produced(
-                    topic, index, error, message=f"producer {producer_id} has no open transaction that includes {topic}-{index}"
-                )
+        if (refused := _refused(node, part)) is not None:
+            results.append(refused)
+            return
+        assert records is not None
         appended = partition.append(records, now_us=now_us)
     except LogError as problem:
-        return Produced(topic, index, problem.kafka_code, message=str(problem))
+        results.append(Produced(topic, index, problem.kafka_code, message=str(problem)))
+        return
+    results.append(Produced(topic, index, Error.NONE, appended.base_offset, appended.log_append_time_ms, partition.start_offset))
     if wait_for_level:
         pending.left += 1
 
@@ -83,8 +80,21 @@ def _append(node: Node, part: ProducePart, pending: _Pending, number: int, wait_
         node.wake(partition)
         if wait_for_level:
             if error is not None:
-                pending.parts[number] = Produced(topic, index, error.kafka_code, message=str(error))
+                results[number] = Produced(topic, index, error.kafka_code, message=str(error))
             pending.release()
 
     node.log.commits.when_durable(partition, appended.next_offset, on_durable)
-    return Produced(topic, index, Error.NONE, appended.base_offset, appended.log_append_time_ms, partition.start_offset)
+
+
+def _refused(node: Node, part: ProducePart) -> Produced | None:
+    """Why these records may not be appended, whatever is in them."""
+    topic, index, records = part
+    if records is None or not len(records):
+        return Produced(topic, index, Error.INVALID_RECORD, message="no records")
+    if topic in INTERNAL_TOPICS:
+        return Produced(topic, index, Error.INVALID_TOPIC_EXCEPTION, message=f"'{topic}' is internal; the broker alone writes it")
+    if len(records) >= HEADER_BYTES and _ATTRIBUTES.unpack_from(records, ATTRIBUTES_AT)[0] & TRANSACTIONAL:
+        producer_id, epoch = _PRODUCER.unpack_from(records, PRODUCER_AT)
+        if (error := node.transactions.check_write(producer_id, epoch, topic, index)) is not Error.NONE:
+            return Produced(topic, index, error, message=f"producer {producer_id} has no open transaction that includes {topic}-{index}")
+    return None
