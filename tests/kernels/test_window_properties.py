@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -29,7 +30,7 @@ SLOW = settings(deadline=None, max_examples=120, print_blob=True)
 
 def _batches(records: list[Record], cuts: list[int]) -> list[list[Record]]:
     edges = sorted({0, len(records), *(cut % (len(records) + 1) for cut in cuts)})
-    return [records[a:b] for a, b in zip(edges, edges[1:])]
+    return [records[a:b] for a, b in itertools.pairwise(edges)]
 
 
 def _run(step: Step, batches: list[list[Record]], watermarks: list[int]) -> None:
@@ -162,3 +163,18 @@ def test_every_record_is_in_a_pane_or_late(records: Any, cuts: Any, watermarks: 
         assert set(shown) | set(late) == {value for _, _, value in records}
     else:
         assert shown + late == Counter(value for _, _, value in records)
+
+
+@SLOW
+@given(
+    RECORDS, st.lists(st.integers(0, 30)), st.lists(st.integers(-20, 40), min_size=1), WINDOWS, NEVER_FINISHING, st.sampled_from([0, 15])
+)
+def test_a_restored_instance_gives_the_same_rows_in_the_same_order(
+    records: Any, cuts: Any, watermarks: Any, window: Any, trigger: Any, lateness: Any
+) -> None:
+    steps = [Step(window, trigger=trigger, refinement="retracting", lateness=lateness, restarts=restarts) for restarts in (False, True)]
+    for number, batch in enumerate(_batches(records, cuts)):
+        watermark = max(steps[0].watermark_us / 1e6, watermarks[number % len(watermarks)])
+        one, other = (step.batch(batch, watermark=watermark, now=number) for step in steps)
+        assert one == other
+        assert steps[0].counts == steps[1].counts

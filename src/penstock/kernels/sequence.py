@@ -141,6 +141,17 @@ class Sequenced(Aligned):
 class SlicedSequence(Sliced):
     """Overlapping count windows, made of slices when they are complete."""
 
+    _came = False  # whether the batch has records: without, no window is complete
+
+    def absorb(self, rows: Rows, moment: Moment) -> Absorbed:
+        self._came = True
+        return super().absorb(rows, moment)
+
     def loaded(self) -> None:
         super().loaded()
         self.timeline.loaded()
+
+    def _ripe(self, moment: Moment) -> Array:
+        assert isinstance(moment, SequenceMoment)
+        came, self._came = self._came, False
+        return super()._ripe(moment) if came or moment.final else _NO_SLOTS

@@ -53,6 +53,7 @@ class Table:
         self._free_count = 0
         self._free_low = 0  # how deep the stack has been used since the last save
         self._touched: list[Array] = []
+        self._dirty: Array = np.zeros(0, np.bool_)  # whether a slot is in `_touched`
 
     def __getitem__(self, name: str) -> Array:
         return self.data[name]
@@ -88,8 +89,10 @@ class Table:
 
     def touch(self, slots: Array) -> None:
         """These slots have changed since the last save."""
-        if slots.size:
-            self._touched.append(slots)
+        new = slots[~self._dirty[slots]]
+        if new.size:
+            self._dirty[new] = True
+            self._touched.append(new)
 
     def slots(self) -> Array:
         """All live slots, rising."""
@@ -105,8 +108,8 @@ class Table:
         elif not self._touched and self._free_low == self._free_count:
             return None
         else:
-            touched = np.unique(np.concatenate(self._touched)) if self._touched else np.zeros(0, np.int64)
-            slots = touched[self.live[touched]]
+            touched = np.concatenate(self._touched) if self._touched else np.zeros(0, np.int64)
+            slots = np.unique(touched[self.live[touched]])
         low = 0 if full else self._free_low
         arrays, bases = _to_arrow(_SLOT, slots, {})
         for column in self.columns:
@@ -115,6 +118,8 @@ class Table:
         batch = pa.record_batch(list(arrays.values()), names=list(arrays))
         free = self._free[low : self._free_count]
         head = {"next": self.next_slot, "low": low, "bases": bases}
+        for touched in self._touched:
+            self._dirty[touched] = False
         self._touched = []
         self._free_low = self._free_count
         return _frame(json.dumps(head).encode(), free.astype("<i8").tobytes(), _to_ipc(batch))
@@ -145,6 +150,7 @@ class Table:
         capacity = max(_CAPACITY_MIN, 2 * self.live.size, size)
         more = capacity - self.live.size
         self.live = np.concatenate([self.live, np.zeros(more, np.bool_)])
+        self._dirty = np.concatenate([self._dirty, np.zeros(more, np.bool_)])
         for column in self.columns:
             self.data[column.name] = np.concatenate([self.data[column.name], _full(more, column)])
 
