@@ -20,11 +20,12 @@ ROW_READ, ROW_HARD = range(2)
 
 _MICROS = 1_000_000
 _POWERS = 10.0 ** np.arange(23)
+_PLAIN = np.array([32 <= byte < 128 and byte not in b'"\\' for byte in range(256)])  # bytes of a text that need no thought
 
 
 @njit(cache=True, nogil=True)
 def _blank(data: Any, at: int, end: int) -> int:
-    while at < end and (data[at] == 32 or data[at] == 10 or data[at] == 13 or data[at] == 9):
+    while at < end and data[at] <= 32 and (data[at] == 32 or data[at] == 10 or data[at] == 13 or data[at] == 9):
         at += 1
     return at
 
@@ -48,30 +49,34 @@ def _hex4(data: Any, at: int, end: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _text(data: Any, at: int, end: int) -> tuple[int, int, int]:
+def _text(data: Any, start: int, stop: int) -> tuple[int, int, int]:
     """From after the opening quote: (position of the closing quote or -1, has escapes, has bytes above 127)."""
     escaped = 0
     high = 0
-    while at < end:
+    at, end, one = np.uint64(start), np.uint64(stop), np.uint64(1)  # unsigned, since numba wraps negative indexes: half the time
+    while True:
+        while at < end and _PLAIN[data[at]]:
+            at += one
+        if at >= end:
+            return -1, escaped, high
         byte = data[at]
         if byte == 34:
-            return at, escaped, high
-        if byte == 92:
+            return np.int64(at), escaped, high
+        if byte > 127:
+            high = 1
+        elif byte == 92 and at + one < end:
             escaped = 1
-            at += 1
-            kind = data[at] if at < end else 0
+            at += one
+            kind = data[at]
             if kind == 117:
-                if _hex4(data, at + 1, end) < 0:
+                if _hex4(data, np.int64(at) + 1, stop) < 0:
                     return -1, escaped, high
-                at += 4
+                at += np.uint64(4)
             elif not (kind == 34 or kind == 92 or kind == 47 or kind == 98 or kind == 102 or kind == 110 or kind == 114 or kind == 116):
                 return -1, escaped, high
-        elif byte < 32:
+        else:
             return -1, escaped, high
-        elif byte > 127:
-            high = 1
-        at += 1
-    return -1, escaped, high
+        at += one
 
 
 @njit(cache=True, nogil=True)
@@ -333,7 +338,7 @@ def _instant(data: Any, at: int, end: int) -> tuple[int, bool]:
     return (time_us - shift_us if data[at] == 43 else time_us + shift_us), True
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def _number_cell(data: Any, at: int, end: int, how: int, column: int, row: int, ints: Any, doubles: Any, sizes: Any, states: Any) -> Any:
     """Read a number into its cell; returns the position after it, or -1 if this reader should not decide."""
     mantissa, power, after, kind, negative = _number(data, at, end)
@@ -375,7 +380,7 @@ def _number_cell(data: Any, at: int, end: int, how: int, column: int, row: int, 
     return after
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def _text_cell(data: Any, at: int, end: int, how: int, column: int, row: int, ints: Any, sizes: Any, states: Any) -> tuple[int, int]:
     """Read a quoted text into its cell: (position after it or -1, has bytes above 127)."""
     close, escaped, high = _text(data, at + 1, end)
@@ -401,7 +406,7 @@ def _text_cell(data: Any, at: int, end: int, how: int, column: int, row: int, in
     return -1, high
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def _word_cell(data: Any, at: int, end: int, how: int, column: int, row: int, ints: Any, sizes: Any, states: Any) -> int:
     """Read null, true or false into its cell; returns the position after it, or -1 if this reader should not decide."""
     word = _word(data, at, end)
@@ -420,7 +425,7 @@ def _word_cell(data: Any, at: int, end: int, how: int, column: int, row: int, in
     return after
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def _column(data: Any, at: int, size: int, guess: int, names: Any, name_ends: Any) -> int:
     """The column whose name is data[at:at + size], or -1. Tries `guess` first: fields mostly come in the schema's order."""
     count = name_ends.shape[0] - 1
@@ -441,7 +446,7 @@ def _column(data: Any, at: int, size: int, guess: int, names: Any, name_ends: An
     return -1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def _json_row(
     data: Any, at: int, end: int, row: int, names: Any, name_ends: Any, hows: Any, ints: Any, doubles: Any, sizes: Any, states: Any
 ) -> bool:
