@@ -25,7 +25,7 @@ NEVER_FINISHING = st.sampled_from([
     triggers.repeatedly(triggers.after_any(triggers.after_count(4), triggers.after_watermark())),
     triggers.every(2),
 ])  # fmt: skip
-SLOW = settings(deadline=None, max_examples=120, print_blob=True)
+SLOW = settings(deadline=None, max_examples=40, print_blob=True)
 
 
 def _batches(records: list[Record], cuts: list[int]) -> list[list[Record]]:
