@@ -20,9 +20,15 @@ class Watch:
     The sink is at-least-once: an alarm that comes again is shown once."""
 
     def __init__(self, *, address: str, security: Mapping[str, str], since: datetime) -> None:
-        self._consumer = Consumer(
-            {"bootstrap.servers": address, "group.id": "penstock-demo-view", "enable.auto.commit": False, "log_level": 0, **security}
-        )
+        self._settings = {
+            "bootstrap.servers": address,
+            "group.id": "penstock-demo-view",
+            "enable.auto.commit": False,
+            "log_level": 0,
+            **security,
+        }
+        self._consumer = Consumer(self._settings)
+        self._next = dict.fromkeys(TOPICS, 0)
         self._since = since
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -42,17 +48,22 @@ class Watch:
 
     def catch_up(self) -> None:
         """Return when everything that is in the topics now has been read."""
-        for topic in TOPICS:
-            place = TopicPartition(topic, 0)
-            _, end = self._consumer.get_watermark_offsets(place, timeout=15)
-            while self._thread.is_alive() and end > 0 and self._consumer.position([place])[0].offset < end:
+        # A consumer of its own: the binding deadlocks when two threads call one consumer.
+        asking = Consumer(self._settings)
+        try:
+            ends = {topic: asking.get_watermark_offsets(TopicPartition(topic, 0), timeout=15) for topic in TOPICS}
+        finally:
+            asking.close()
+        for topic, (start, end) in ends.items():
+            while self._thread.is_alive() and end > start and self._next[topic] < end:
                 time.sleep(0.02)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            for message in self._consumer.consume(500, timeout=0.1):
-                if message.error() is None:
-                    self._take(message.topic(), json.loads(message.value()))
+            message = self._consumer.poll(0.1)
+            if message is not None and message.error() is None:
+                self._take(message.topic(), json.loads(message.value()))
+                self._next[message.topic()] = message.offset() + 1
 
     def _take(self, topic: str, row: dict[str, Any]) -> None:
         if datetime.fromisoformat(row["window_end" if topic == "averages" else "at"]) < self._since:
