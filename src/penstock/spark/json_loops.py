@@ -31,7 +31,7 @@ def _blank(data: Any, at: int, end: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _hex4(data: Any, at: int, end: int) -> int:
+def _hex4(data: Any, at: Any, end: int) -> int:
     if at + 4 > end:
         return -1
     value = 0
@@ -49,7 +49,7 @@ def _hex4(data: Any, at: int, end: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _text(data: Any, start: int, stop: int) -> tuple[int, int, int]:
+def _text(data: Any, start: int, stop: int) -> Any:
     """From after the opening quote: (position of the closing quote or -1, has escapes, has bytes above 127)."""
     escaped = 0
     high = 0
