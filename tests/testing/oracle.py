@@ -550,7 +550,8 @@ class Aggregation:
     def complete(self, cell: Cell, now_us: int) -> list[Pane]:
         """A window that is full: its pane is on time and its last."""
         self.cells.remove(cell)
-        if cell.trigger.finished or (not cell.unshown and not cell.trigger.waits_for_watermark()):
+        ended = Moment(end_us=0, watermark_us=0, now_us=now_us)
+        if cell.trigger.finished or (not cell.unshown and not (cell.trigger.waits_for_watermark() and cell.trigger.ready(ended))):
             return []
         return self.show(cell, "on_time", last=True)
 
