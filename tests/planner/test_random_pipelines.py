@@ -18,7 +18,7 @@ from penstock.planner.rules import NAMES
 from penstock.testing.simulation import Value, simulate
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-SEEDS = range(int(os.environ.get("PENSTOCK_SEEDS", "12")))
+SEEDS = range(int(os.environ.get("PENSTOCK_SEEDS", "8")))
 LATENESS_S = 30
 Totals = dict[tuple[Any, int, int], tuple[int, int]]  # (key, start, end) → (sum, count)
 

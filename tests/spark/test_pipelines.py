@@ -81,6 +81,7 @@ def comparable(rows: list[Any], columns: Collection[str]) -> list[str]:
 CASES: dict[str, tuple[str, Collection[str], dict[str, tuple[str, ...]]]] = {
     # what runs, rules switched off, topics and their columns that are compared
     "stages in one operator": ("chain", (), {"out": ("area", "n", "stream"), "averages": ("area", "pane_index", "pane_timing")}),
+    "steps as Spark expressions": ("tumbling", ("steps in the scan",), {"out": ("area", "most", "total", "readings")}),
     "two keys, by sign": ("two_keys", (), {"out": ("total", "panes", "pane_timing")}),
 }
 
