@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import socket
 import struct
@@ -27,6 +28,7 @@ from tests.protocol.test_codec import some
 
 MIB = 1 << 20
 SEED = 20261116
+SEEDS = int(os.environ.get("PENSTOCK_FUZZ_SEEDS", "3"))  # more of them in a long run
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +228,7 @@ def test_a_pipelining_client_is_answered_in_order_within_its_limit(tmp_path: Pat
         assert got == sent
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_random_requests_never_break_a_handler(tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture) -> None:
     """Well-formed requests with random contents, for every API and version, and the same with flipped bits."""
     print("seed", seed)

@@ -109,6 +109,7 @@ def put_uvarint(out: bytearray, value: int) -> None:
 def decode_request(header: RequestHeader, frame: Buffer) -> Any:
     """The body of a request as `kio`'s entity of its version. Surplus bytes are let pass: librdkafka sends some with Metadata, and Kafka does too."""
     entity, _ = _decode(_reader(header.api_key, header.version, True), frame, header.body_at)
+    _request_check(header.api_key, header.version)(entity)
     return entity
 
 
@@ -158,6 +159,34 @@ def _decode(reader: Any, frame: Buffer, at: int) -> tuple[Any, int]:
     except Exception as error:
         raise Malformed(f"message of {len(frame)} bytes cannot be read: {error}") from error
     return entity, at + size
+
+
+@cache
+def _request_check(api_key: int, version: int) -> Callable[[Any], None]:
+    return _null_check(kio.index.load_request_schema(api_key, version))  # type: ignore[arg-type]
+
+
+def _null_check(entity_type: Any) -> Callable[[Any], None]:
+    """A function that refuses null where the schema has an array that may be empty and not null; kio reads both."""
+    arrays: list[tuple[str, bool, Callable[[Any], None] | None]] = []
+    for field in fields(entity_type):
+        is_nullable = NoneType in get_args(field.type)
+        kind: Any = next(part for part in get_args(field.type) if part is not NoneType) if is_nullable else field.type
+        if get_origin(kind) is tuple:
+            item: Any = get_args(kind)[0]
+            arrays.append((field.name, is_nullable, _null_check(item) if is_dataclass(item) else None))
+
+    def check(entity: Any) -> None:
+        for name, is_nullable, check_item in arrays:
+            items = getattr(entity, name)
+            if items is None:
+                if not is_nullable:
+                    raise Malformed(f"{entity_type.__name__}: '{name}' is null")
+            elif check_item is not None:
+                for item in items:
+                    check_item(item)
+
+    return check
 
 
 @cache
