@@ -82,3 +82,19 @@ def test_a_failed_sync_is_told_and_stops_the_partition_alone(tmp_path: Path) -> 
         assert wire.produce("bad", batch("refused"))[0] == Error.KAFKA_STORAGE_ERROR
         assert wire.produce("good", batch("kept")) == (0, 0)
         assert next_offset(wire.fetch("good", 0).records) == 1
+
+
+def test_damage_is_answered_with_an_error_and_named_in_the_brokers_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with inside(tmp_path) as running, Wire(running.address) as wire:
+        wire.create("hurt")
+        for text in "abc":
+            assert wire.produce("hurt", batch(text * 100))[0] == 0
+        (path,) = tmp_path.glob("topics/hurt.*/0/*.log")
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            file.write(b"\xff")
+        assert next_offset(wire.fetch("hurt", 0).records) == 1, "what is good is served"
+        for _ in range(3):
+            assert wire.fetch("hurt", 1).error == Error.CORRUPT_MESSAGE
+    named = [record.getMessage() for record in caplog.records if "hurt-0" in record.getMessage() and "offset 1" in record.getMessage()]
+    assert len(named) == 1

@@ -20,7 +20,7 @@ from penstock.broker.state_log import StateLog, durable
 from penstock.broker.transactions import Transactions, Txn
 from penstock.clock import Clock, SystemClock
 from penstock.log import Log, LogConfig, Partition, Storage, Topic
-from penstock.log.errors import LogError, TopicExists
+from penstock.log.errors import Damaged, LogError, StorageFailed, TopicExists
 
 if TYPE_CHECKING:
     from penstock.broker.server import Server
@@ -32,6 +32,7 @@ TRANSACTIONS_TOPIC = "__transaction_state"
 INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
 UPKEEP_SECONDS = 5.0
 OVERDUE_SECONDS = 0.5
+REPORTS_MAX = 10_000
 OFFSETS_KEPT_MS = 7 * 86_400_000
 EMPTY_GROUPS_KEPT_MS = 600_000
 TRANSACTIONAL_IDS_KEPT_MS = 7 * 86_400_000
@@ -59,6 +60,7 @@ class Node:
         self.transactions = Transactions(
             StateLog(log, TRANSACTIONS_TOPIC, clock=clock), write_markers=self._write_markers, limits=limits, clock=clock
         )
+        self._reported: set[str] = set()
         self._upkeep = ThreadPoolExecutor(1, thread_name_prefix="penstock-upkeep")
         self._topic_changes = ThreadPoolExecutor(1, thread_name_prefix="penstock-topics")
         self._tasks: list[asyncio.Task[None]] = []
@@ -124,6 +126,13 @@ class Node:
         await self.offsets.delete_topic(name)
         for partition in partitions:
             self.wake(partition)
+
+    def report(self, error: LogError) -> int:
+        """The error code to answer with. What an operator must see is logged, once: a fetch answer has no room for the place of a damage."""
+        if isinstance(error, Damaged | StorageFailed) and str(error) not in self._reported and len(self._reported) < REPORTS_MAX:
+            self._reported.add(str(error))
+            logger.error("%s", error)
+        return error.kafka_code
 
     # --- waiting for records ------------------------------------------------------------------------------------------
 

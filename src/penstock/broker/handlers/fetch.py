@@ -113,7 +113,7 @@ class Fetch:
             except _Refused as refused:
                 answer = Fetched(part.topic, part.partition, refused.error)
             except LogError as error:
-                answer = Fetched(part.topic, part.partition, error.kafka_code)
+                answer = Fetched(part.topic, part.partition, node.report(error))
             got = sum(map(len, answer.records))
             size += got
             left -= got

@@ -30,7 +30,7 @@ def _offset(node: Node, topic: str, asked: Any, committed: bool) -> dict[str, An
             return {"partition_index": asked.partition_index, "error_code": error}
         offset, timestamp_ms = _find(partition, asked.timestamp, committed)
     except LogError as problem:
-        return {"partition_index": asked.partition_index, "error_code": problem.kafka_code}
+        return {"partition_index": asked.partition_index, "error_code": node.report(problem)}
     return {
         "partition_index": asked.partition_index,
         "error_code": Error.NONE,

@@ -70,7 +70,7 @@ def _append(node: Node, part: ProducePart, pending: _Pending, wait_for_level: bo
         assert records is not None
         appended = partition.append(records, now_us=now_us)
     except LogError as problem:
-        results.append(Produced(topic, index, problem.kafka_code, message=str(problem)))
+        results.append(Produced(topic, index, node.report(problem), message=str(problem)))
         return
     results.append(Produced(topic, index, Error.NONE, appended.base_offset, appended.log_append_time_ms, partition.start_offset))
     if wait_for_level:
@@ -80,7 +80,7 @@ def _append(node: Node, part: ProducePart, pending: _Pending, wait_for_level: bo
         node.wake(partition)
         if wait_for_level:
             if error is not None:
-                results[number] = Produced(topic, index, error.kafka_code, message=str(error))
+                results[number] = Produced(topic, index, node.report(error), message=str(error))
             pending.release()
 
     node.log.commits.when_durable(partition, appended.next_offset, on_durable)
