@@ -82,8 +82,17 @@ class _Positions:
 
 
 class CountTimeline(_Positions):
+    def __init__(self, keys: Keys, grid: Grid) -> None:
+        super().__init__(keys)
+        self._grid = grid
+
     def number(self, rows: Rows, key: Array) -> Array:
-        return loops.number_rows(key, self.keys["position"])
+        number = loops.number_rows(key, self.keys["position"])
+        if self._grid.every > self._grid.size:  # between windows nothing else refers to the key, and its position must stay
+            before, after = (self.keys[name][self._moved] % self._grid.every != 0 for name in ("before", "position"))
+            self.keys.add_refs(self._moved[after & ~before])
+            self.keys.add_refs(self._moved[before & ~after], -1)
+        return number
 
 
 class DeltaTimeline(_Positions):

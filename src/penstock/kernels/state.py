@@ -52,6 +52,7 @@ class Table:
         self._free: Array = np.zeros(0, np.int64)
         self._free_count = 0
         self._free_low = 0  # how deep the stack has been used since the last save
+        self._next_saved = 0
         self._touched: list[Array] = []
         self._dirty: Array = np.zeros(0, np.bool_)  # whether a slot is in `_touched`
 
@@ -69,7 +70,7 @@ class Table:
         self._reserve(self.next_slot)
         slots = np.concatenate([old, new])
         for column in self.columns:
-            self.data[column.name][old] = column.neutral
+            self.data[column.name][slots] = column.neutral
         self.live[slots] = True
         self.count += count
         self.touch(slots)
@@ -86,6 +87,8 @@ class Table:
             self._free = np.resize(self._free, max(end, 2 * self._free.size, _CAPACITY_MIN))
         self._free[self._free_count : end] = slots
         self._free_count = end
+        if not self.count:  # a crowd has gone: looking through the table is short again
+            self.next_slot = self._free_count = self._free_low = 0
 
     def touch(self, slots: Array) -> None:
         """These slots have changed since the last save."""
@@ -105,7 +108,7 @@ class Table:
     def save(self, *, full: bool) -> bytes | None:
         if full:
             slots = self.slots()
-        elif not self._touched and self._free_low == self._free_count:
+        elif not self._touched and self._free_low == self._free_count and self.next_slot == self._next_saved:
             return None
         else:
             touched = np.concatenate(self._touched) if self._touched else np.zeros(0, np.int64)
@@ -121,7 +124,7 @@ class Table:
         for touched in self._touched:
             self._dirty[touched] = False
         self._touched = []
-        self._free_low = self._free_count
+        self._free_low, self._next_saved = self._free_count, self.next_slot
         return _frame(json.dumps(head).encode(), free.astype("<i8").tobytes(), _to_ipc(batch))
 
     def load(self, saved: Sequence[bytes]) -> None:
@@ -137,6 +140,7 @@ class Table:
             for column in self.columns:
                 self.data[column.name][slots] = _from_arrow(column, batch, head["bases"])
         self._free_count = self._free_low = self._free.size
+        self._next_saved = self.next_slot
         self.live[: self.next_slot] = True
         self.live[self._free] = False
         self.count = self.next_slot - self._free.size
@@ -172,7 +176,7 @@ class Keys:
         return self.table.count
 
     def intern(self, keys: Sequence[Any]) -> Array:
-        """The slot of each key; keys that are new get one, and lose it at `forget_unused` if nothing refers to them by then."""
+        """The slot of each of these different keys; new ones get one, and lose it at `forget_unused` if nothing refers to them then."""
         find = self._slots.get
         slots = np.fromiter((find(key, -1) for key in keys), np.int64, len(keys))
         missing = np.flatnonzero(slots < 0)

@@ -22,7 +22,7 @@ from penstock.kernels.aligned import Absorbed, Aligned, Custom, EventTimeline, P
 from penstock.kernels.assign import Grid
 from penstock.kernels.kernel import FOREVER_US, NEVER_US, TIME, Context, Output
 from penstock.kernels.last import KEY_COLUMNS, LastRecords
-from penstock.kernels.panes import EARLY, TIMINGS, Moment, Panes, Windows
+from penstock.kernels.panes import TIMINGS, Moment, Panes, Windows
 from penstock.kernels.sequence import CountTimeline, DeltaTimeline, PunctuationTimeline, Sequenced, SlicedSequence
 from penstock.kernels.session import Sessions
 from penstock.kernels.state import Array, Column, Keys, Table, pack_state, unpack_state
@@ -253,8 +253,8 @@ def _assigner(kernel: WindowKernel, windows: Windows, keys: Keys) -> tuple[Clock
         case spec.Custom(function):
             return timeline, Custom(windows, keys, names, timeline, function)
         case spec.Count(size, every):
-            timeline = CountTimeline(keys)
             grid = Grid(size, every, every - size)  # windows end at multiples of `every`
+            timeline = CountTimeline(keys, grid)
             if size == every or not quiet:
                 return timeline, Sequenced(windows, keys, names, timeline, grid)
             return timeline, SlicedSequence(windows, keys, names, timeline, grid)
@@ -273,6 +273,3 @@ def _assigner(kernel: WindowKernel, windows: Windows, keys: Keys) -> tuple[Clock
 
 def _not(mask: Any) -> Any:
     return pc.invert(mask)
-
-
-__all__ = ["EARLY", "Windowing", "combine"]
