@@ -103,7 +103,7 @@ def bound_heap() -> None:
 
 
 def run(running: object) -> None:
-    """On uvloop where it is there: it takes half the time per request of asyncio's own loop."""
+    """On uvloop where it is there: a tenth to a quarter less processor time per small request than asyncio's own loop, the same for large ones."""
     try:
         import uvloop
     except ImportError:
