@@ -281,11 +281,20 @@ class Client:
         for attempt in _attempts(self._retry_s):
             answer = self._on_controller(Api.CREATE_TOPICS, body).topics[0]
             if answer.error_code == Error.NONE:
+                self._wait_for(name)
                 return True
             if answer.error_code == Error.TOPIC_ALREADY_EXISTS:
                 return False
             attempt(f"creating topic '{name}'", int(answer.error_code), answer.error_message)
         raise AssertionError("attempts end with an error")
+
+    def _wait_for(self, topic: str) -> None:
+        """A cluster makes a topic before all its nodes know of it."""
+        for attempt in _attempts(self._retry_s):
+            error, leaders = self._load_metadata([topic])[topic]
+            if error == Error.NONE and leaders and min(leaders.values()) >= 0:
+                return
+            attempt(f"waiting for topic '{topic}'", error or Error.LEADER_NOT_AVAILABLE)
 
     def delete_topic(self, name: str) -> None:
         answer = self._on_controller(Api.DELETE_TOPICS, {"topic_names": [name], "timeout": round(self._timeout_s * 1000)}).responses[0]

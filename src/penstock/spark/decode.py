@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import cramjam
@@ -100,11 +99,12 @@ class Records:
         return pa.ListArray.from_arrays(pa.array(ends), items, type=HEADERS_TYPE)
 
     def take(self, rows: Array) -> Records:
-        return Records(self.data, self.table[:, rows])
+        return Records(self.data, np.take(self.table, rows, axis=1))
 
 
 def read_batches(frame: Array, *, start: int, end: int, place: str) -> Batches:
     """The batches that lie whole in frame[start:end]."""
+    frame = read_only(frame)
     tables = []
     while True:
         table = np.zeros((_TABLE_ROWS, loops.BATCH_COLUMNS), np.int64)
@@ -127,6 +127,7 @@ def decode(batches: Batches, *, start: int, end: int, aborted: Sequence[tuple[in
     visible &= (table[:, BASE] < end) & (table[:, BASE] + table[:, LAST_DELTA] >= start)
     table = np.ascontiguousarray(table[visible])
     data, bodies = _bodies(batches.frame, table, batches.place)
+    data = read_only(data)
     if bool((table[:, COUNT] < 0).any()) or bool((table[:, COUNT] > bodies[:, 1] - bodies[:, 0]).any()):
         # A record takes at least seven bytes: a greater count is a lie, and would cost memory before it is found out.
         raise CorruptBatch(batches.place, int(table[0, BASE]), "claims more records than it has bytes")
@@ -233,6 +234,7 @@ def _snappy(data: Array) -> Any:
 
 def binary(data: Array, positions: Array, sizes: Array) -> pa.Array:
     """The spans as a BINARY column; a negative size is null."""
+    data, positions, sizes = read_only(data), np.ascontiguousarray(positions), np.ascontiguousarray(sizes)
     count = len(positions)
     total = int(np.maximum(sizes, 0).sum())
     if total > 0x7FFF_FFFF:
@@ -261,11 +263,9 @@ def bitmap(valid: Array) -> pa.Buffer:
     return pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
-@lru_cache(maxsize=1)
-def warm() -> None:
-    """Load the compiled loops, so that a worker's first task need not."""
-    table = np.zeros((1, loops.BATCH_COLUMNS), np.int64)
-    loops.walk(np.zeros(64, np.uint8), 0, 0, table)
-    decode(Batches(np.zeros(64, np.uint8), table[:0], ""), start=0, end=0)
-    spans = np.zeros(1, np.int64)
-    binary(np.zeros(1, np.uint8), spans, spans)
+def read_only(array: Array) -> Array:
+    """The array, not to be written to. A compiled loop is compiled once per kind of array, so callers always give it this kind."""
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array

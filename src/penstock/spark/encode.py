@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError
 from penstock.spark import loops
-from penstock.spark.decode import HEADERS_TYPE
+from penstock.spark.decode import HEADERS_TYPE, read_only
 
 Array = Any  # numpy.ndarray
 
@@ -45,6 +45,8 @@ def record_batches(rows: Outgoing, *, partitions: int, spare: int, codec: int = 
     keys = spans(rows.keys if rows.keys is not None else pa.nulls(count, pa.binary()))
     values = spans(rows.values)
     heads, head_ends = _heads(rows.headers, count)
+    times = read_only(np.ascontiguousarray(rows.times_ms))
+    heads, head_ends = read_only(heads), read_only(head_ends)
     placed = np.empty(count, np.int64)
     loops.place_keys(*keys, partitions, spare % partitions, placed)
     sizes = np.diff(keys[1]) + np.diff(values[1]) + np.diff(head_ends) + loops.RECORD_BYTES_MAX
@@ -54,9 +56,8 @@ def record_batches(rows: Outgoing, *, partitions: int, spare: int, codec: int = 
         chosen = order[bounds[partition] : bounds[partition + 1]]
         for part in _cut(chosen, sizes):
             out = np.empty(61 + int(sizes[part].sum()), np.uint8)
-            times = rows.times_ms
             first = int(times[part[0]])
-            size = loops.put_records(part, *keys, *values, heads, head_ends, times, first, out[61:])
+            size = loops.put_records(read_only(part), *keys, *values, heads, head_ends, times, first, out[61:])
             yield partition, _sealed(out[: 61 + size], len(part), first, int(times[part].max()), codec)
 
 
@@ -100,11 +101,13 @@ def spans(column: pa.Array) -> tuple[Array, Array, Array]:
     """A BINARY column as (bytes, ends, valid)."""
     column = column.cast(pa.binary())
     _, ends, data = column.buffers()
-    valid = np.asarray(column.is_valid().to_numpy(zero_copy_only=False), np.uint8)
+    valid = np.array(column.is_valid().to_numpy(zero_copy_only=False), np.uint8)
     if ends is None:
-        return np.zeros(1, np.uint8), np.zeros(len(column) + 1, np.int64), valid
-    offsets = np.frombuffer(ends, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
-    return (np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(1, np.uint8)), offsets, valid
+        offsets = np.zeros(len(column) + 1, np.int64)
+    else:
+        offsets = np.frombuffer(ends, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    out = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(1, np.uint8)
+    return read_only(out), read_only(offsets), read_only(valid)
 
 
 def _heads(headers: pa.Array | None, count: int) -> tuple[Array, Array]:

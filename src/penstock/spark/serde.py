@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from penstock.schema import Schema, arrow_type
 from penstock.spark import json_loops, loops
-from penstock.spark.decode import bitmap
+from penstock.spark.decode import bitmap, read_only
 
 Array = Any  # numpy.ndarray
 
@@ -65,6 +65,7 @@ class BadValue(Exception):
 
 def decode_json(data: Array, positions: Array, sizes: Array, schema: Schema) -> Decoded:
     """Read the spans of `data` as JSON objects. A span of negative size is a null value, which is bad."""
+    data, positions, sizes = read_only(data), np.ascontiguousarray(positions), np.ascontiguousarray(sizes)
     count = len(positions)
     columns = len(schema.fields)
     names, name_ends, hows = _program(schema)
@@ -379,7 +380,7 @@ def plain_text(column: pa.Array) -> pa.Array:
 
 def _instants(column: pa.Array) -> pa.Array:
     """ISO 8601 in UTC, with milliseconds; with microseconds if some time in the column has them."""
-    times_us = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    times_us = read_only(pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False))
     digits = 6 if (times_us % 1_000).any() else 3
     if len(times_us) and not _YEAR_0_US <= times_us.min() <= times_us.max() < _YEAR_10000_US:
         return pc.strftime(column.cast(pa.timestamp("us" if digits == 6 else "ms", tz="UTC")), "%Y-%m-%dT%H:%M:%SZ")
