@@ -38,6 +38,9 @@ def main() -> None:
     for name in LIBRARIES if runs_tasks else ():
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    if runs_tasks:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("penstock.spark.warm").warm()  # compiled loops are loaded once, not in every worker
     gc.collect()
     gc.freeze()
     work = daemon.worker
