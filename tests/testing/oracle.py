@@ -468,6 +468,8 @@ class Aggregation:
                 parts.append(item)
             else:
                 mine.append(item)
+        for _, _, mine in found:
+            mine.sort(key=lambda record: next(place for place, each in enumerate(records) if each is record))  # as they arrived
         return [each for each in found if each[2]]
 
     def refused(self, parts: list[Cell], bounds: Bounds, records: list[Record], gap_us: int) -> list[Record]:
