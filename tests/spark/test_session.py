@@ -58,6 +58,15 @@ def test_an_archive_of_a_jvm_that_failed_is_thrown_away(tmp_path: Path, monkeypa
     assert list((tmp_path / "classes").iterdir()) == []
 
 
+def test_what_a_killed_process_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    monkeypatch.delenv("PENSTOCK_ARCHIVE", raising=False)
+    left = tmp_path / "classes" / f"{archive_for(JAVA, 'a.jar').path.name}.{2**22 + 1}"  # above the greatest process id
+    left.write_bytes(b"half")
+    archive_for(JAVA, "a.jar")
+    assert not left.exists()
+
+
 def test_the_cause_of_a_failure_is_its_own_line_not_spark_s() -> None:
     trace = """[STREAM_FAILED] Query [id = 1] terminated with exception: [PYTHON_EXCEPTION] Traceback (most recent call last):
   File "host.py", line 3, in on_batch

@@ -74,7 +74,8 @@ def run(
     _remember(house, profile.data)
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(_broker(profile, port))
-        profile = replace(profile, broker=address)
+        # A run of a minute is over before the JVM's second compiler has paid for itself.
+        profile = replace(profile, broker=address, conf={"penstock.quick": "true", **profile.conf})
         demo = Demo(house, speed, address)
         on_change(demo)
         _create_topics(profile, fresh=fresh)

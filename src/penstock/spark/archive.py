@@ -71,4 +71,13 @@ def archive_for(java: Java, class_path: str, *, wanted: bool = True) -> Archive:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:  # a home that cannot be written: start without
         return Archive(path, aot, None)
+    _clear(folder, path.name)
     return Archive(path, aot, folder / f"{path.name}.{os.getpid()}")
+
+
+def _clear(folder: Path, name: str) -> None:
+    """Remove what processes left behind that were killed while they wrote."""
+    for part in folder.glob(f"{name}.*"):
+        pid = part.name.removeprefix(f"{name}.").split(".")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            part.unlink(missing_ok=True)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 START_S_MAX = 90.0
 STOP_S_MAX = 20.0
 _POLL_S = 0.005
+QUICK = "penstock.quick"  # a setting of ours in the profile's conf: "true" starts sooner and peaks lower
 
 # What Spark reflects into. The list is Spark's own, less the vector module, which small runtimes lack and Spark can do without.
 _OPENS = (
@@ -119,6 +120,7 @@ def session(profile: Profile, *, memory_mb: int = 1024, quick: bool = False, ful
     jars = _jars(full=full_class_path)
     archive = archive_for(java, jars)
     conf, environment = _conf(profile, scratch), _environment(profile, scratch)
+    quick = quick or profile.conf.get(QUICK) == "true"
     options = [*_options(java, scratch, log, memory_mb, quick), *archive.options]
     try:
         process = _start_jvm([str(java.program), "-cp", jars, *options], conf, environment, log, scratch)
@@ -210,7 +212,7 @@ def _conf(profile: Profile, scratch: Path) -> dict[str, str]:
         conf["spark.executorEnv.NUMBA_CACHE_DIR"] = "numba"
     if profile.connector == "jvm":
         conf |= jvm_connector.session_conf()
-    return conf | dict(profile.conf)
+    return conf | {name: value for name, value in profile.conf.items() if name != QUICK}
 
 
 def _on_loopback(profile: Profile) -> bool:
