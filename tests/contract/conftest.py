@@ -33,7 +33,7 @@ def kafka() -> Iterator[Subject]:
     try:
         server = ApacheKafka(config=IMPATIENT, jvm_options=("-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"))
         with server:
-            yield Subject("Apache Kafka", server.address)
+            yield Subject("Apache Kafka", server.address, session_ms=1500)
     except MissingPart as error:
         pytest.skip(f"no Apache Kafka to compare with: {error}")
 
@@ -45,7 +45,7 @@ def embedded() -> Iterator[Subject]:
         yield Subject("embedded broker", address)
         return
     with broker() as running:
-        yield Subject("embedded broker", running.address)
+        yield Subject("embedded broker", running.address, session_ms=1500)
 
 
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka, id="apache")])

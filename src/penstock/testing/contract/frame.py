@@ -31,8 +31,10 @@ def case(function: Case) -> Case:
 class Subject:
     """A server under test: its address, and the clients, topics and names that a case needs."""
 
-    def __init__(self, name: str, address: str) -> None:
+    def __init__(self, name: str, address: str, *, session_ms: int = 6000) -> None:
+        """`session_ms` is the shortest session that the server allows a group's member (Kafka's default is 6 s)."""
         self.name = name
+        self.session_ms = session_ms
         self.address = address
         self._run = uuid.uuid4().hex[:8]
         self._numbers = itertools.count()

@@ -186,17 +186,19 @@ def a_killed_member_is_replaced_after_its_session(subject: Subject) -> None:
     topic, group = subject.topic(partitions=2), subject.fresh("group")
     program = (
         "import sys; from confluent_kafka import Consumer\n"
-        "c = Consumer({'bootstrap.servers': sys.argv[1], 'group.id': sys.argv[2], 'session.timeout.ms': 6000, 'log_level': 2})\n"
+        "c = Consumer({'bootstrap.servers': sys.argv[1], 'group.id': sys.argv[2], 'session.timeout.ms': int(sys.argv[4]), 'heartbeat.interval.ms': 300, 'log_level': 2})\n"
         "c.subscribe([sys.argv[3]], on_assign=lambda c, p: print('assigned', flush=True))\n"
         "while True: c.poll(0.1)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", program, subject.address, group, topic], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, subject.address, group, topic, str(subject.session_ms)], stdout=subprocess.PIPE
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"assigned\n"
         process.kill()
         with members(subject, topic, group) as member:
-            survivor = member(session_timeout_ms=6000)
+            survivor = member(session_timeout_ms=subject.session_ms)
             wait_until(lambda: survivor.assigned == {0, 1}, "the survivor holds all partitions")
             assert survivor.errors == []
     finally:
