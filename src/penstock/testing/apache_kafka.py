@@ -56,6 +56,10 @@ _LOGGING = """<?xml version="1.0" encoding="UTF-8"?>
 """
 
 
+# Nodes that this process started, by process id, so that whoever stops them here also reaps them.
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """One broker and controller: its ports, and its process while it runs (`started` is the kernel's start time of that process)."""
@@ -109,7 +113,6 @@ class ApacheKafka:
         self._config = dict(config or {})
         self._jvm_options = tuple(jvm_options)
         self._detached = detached
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> ApacheKafka:
         try:
@@ -153,7 +156,7 @@ class ApacheKafka:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=self._detached, cwd=directory
             )
-        self._processes[node_id] = process
+        _children[process.pid] = process
         self._record(node_id, pid=process.pid, started=_start_time(process.pid))
         if wait:
             self._wait_until_registered()
@@ -252,7 +255,7 @@ class ApacheKafka:
         raise PenstockError(f"Kafka did not start in {START_TIMEOUT_S:.0f} s", remedy=f"read {self.data}/node-1/server.log")
 
     def _wait_gone(self, node: Node, *, deadline: float) -> None:
-        process = self._processes.get(node.id)
+        process = _children.pop(node.pid or 0, None)
         if process is not None:
             try:
                 process.wait(timeout=max(0.1, deadline - time.monotonic()))
@@ -285,7 +288,7 @@ def status(data: Path) -> Status:
 
 
 def stop(data: Path) -> Status:
-    """Stop the cluster of a data directory, whoever started it; the data stays. Returns the status before."""
+    """Stop the cluster of a data directory, whoever started it; the data stays. Returns its nodes as they were known before."""
     before = status(data)
     ApacheKafka(data=data, nodes=len(before.nodes)).stop()
     return before
