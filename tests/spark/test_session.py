@@ -10,7 +10,7 @@ import pytest
 from penstock.profile import Profile
 from penstock.spark.archive import archive_for
 from penstock.spark.java import Java
-from penstock.spark.run import cause, totals
+from penstock.spark.run import _checkpoint, _job, cause, processed, totals
 from penstock.spark.session import _conf, cores, package_archive
 
 JAVA = Java(Path("/j/bin/java"), "17.0.1", "test")
@@ -83,3 +83,21 @@ def test_a_batch_that_ran_twice_counts_once(tmp_path: Path) -> None:
              '{"batch": 1, "counts": {"0": {"records": 2}, "3": {"late": 1, "watermark_us": 7}}}', '{"batch": 2, "cou']  # fmt: skip
     file.write_text("\n".join(lines))
     assert totals(file) == {"batches": 2, "records": 7, "watermark_us": 9, "late": 1}
+
+
+def test_a_checkpoint_that_only_spark_can_read_keeps_plan_and_counters_in_the_data_directory(tmp_path: Path) -> None:
+    remote = Profile(data=tmp_path, spark="spark://far:7077", checkpoint="hdfs://far/jobs/")
+    assert _job(remote, "alarm") == tmp_path / "jobs" / "alarm"
+    assert _checkpoint(remote, "alarm", _job(remote, "alarm")) == "hdfs://far/jobs/alarm/spark"
+    assert _checkpoint(Profile(data=tmp_path), "alarm", _job(Profile(data=tmp_path), "alarm")) == str(
+        tmp_path / "checkpoints" / "alarm" / "spark"
+    )
+
+
+def test_only_committed_batches_are_processed(tmp_path: Path) -> None:
+    for batch, offset in ((0, 5), (1, 9)):
+        (tmp_path / "offsets").mkdir(exist_ok=True)
+        (tmp_path / "offsets" / str(batch)).write_text(f'v1\n{{}}\n{{"clock": 1, "scans": {{"0": {{"t": {{"3": {offset}}}}}}}}}')
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "0").write_text("v1\n{}")
+    assert processed(tmp_path) == {"0/t/3": 5}

@@ -41,6 +41,11 @@ def run(
 ) -> Running:
     """Start a pipeline. `bounded` processes what is there now, closes all windows and ends; `fresh` forgets the checkpoint."""
     job = _job(profile, name)
+    if fresh and _is_remote(profile):
+        raise ConfigError(
+            f"cannot remove a checkpoint in {profile.checkpoints}",
+            remedy="remove it with that file system's tools, or give the job another name",
+        )
     if fresh:
         shutil.rmtree(job, ignore_errors=True)
     plan = planned(pipeline)
@@ -67,7 +72,7 @@ def start(
     try:
         envelopes = compile_plan(spark, plan, address=profile.broker, options=settings, job=name)
         writer = sink.writer(spark, envelopes, plan, address=profile.broker, options=settings, progress=job / "progress.jsonl")
-        writer = writer.queryName(name).option("checkpointLocation", str(job / "spark"))
+        writer = writer.queryName(name).option("checkpointLocation", _checkpoint(profile, name, job))
         query = (writer.trigger(availableNow=True) if bounded else writer.trigger(processingTime="0 seconds")).start()
     except Exception as error:
         raise failure(error, profile, name) from error
@@ -133,11 +138,17 @@ class Running:
         """Whether everything is processed that was in the topics when this was first asked (again, after each True)."""
         if self._target is None:
             self._target = self._available()
-        done = processed(self.job / "spark")
+        done = processed(self.job / "spark") if (self.job / "spark").is_dir() else self._told()
         if any(offset > done.get(place, 0) for place, offset in self._target.items()):
             return False
         self._target = None
         return True
+
+    def _told(self) -> dict[str, int]:
+        """What the query itself says it has processed: for a checkpoint in a file system that only Spark reads."""
+        last = self.query.lastProgress
+        ends = [json.loads(source["endOffset"]) for source in last["sources"] if source["endOffset"]] if last else []
+        return {place: offset for end in ends for place, offset in _places(end)}
 
     def _available(self) -> dict[str, int]:
         from penstock.spark.offsets import client_of, resolve
@@ -174,14 +185,15 @@ def processed(checkpoint: Path) -> dict[str, int]:
     if not batches:
         return {}
     lines = (checkpoint / "offsets" / str(max(batches))).read_text().splitlines()
-    return {
-        f"{scan}/{topic}/{partition}": offset
-        for line in lines[2:]
-        if line.startswith("{")
-        for scan, topics in json.loads(line).get("scans", {}).items()
-        for topic, partitions in topics.items()
-        for partition, offset in partitions.items()
-    }
+    return {place: offset for line in lines[2:] if line.startswith("{") for place, offset in _places(json.loads(line))}
+
+
+def _places(told: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """The offsets of our source, flat."""
+    for scan, topics in told.get("scans", {}).items():
+        for topic, partitions in topics.items():
+            for partition, offset in partitions.items():
+                yield f"{scan}/{topic}/{partition}", offset
 
 
 def failure(error: BaseException, profile: Profile, name: str) -> PenstockError:
@@ -221,7 +233,16 @@ def cause(text: str) -> str:
 def _job(profile: Profile, name: str) -> Path:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"'{name}' cannot be the name of a job", remedy="use letters, digits, dots, dashes and underscores, at most 100")
-    return Path(profile.checkpoints) / name
+    return (profile.data / "jobs" if _is_remote(profile) else Path(profile.checkpoints)) / name
+
+
+def _is_remote(profile: Profile) -> bool:
+    """Whether the checkpoint lies where only Spark can read (hdfs://, s3a://): then plan and counters stay in the data directory."""
+    return "://" in profile.checkpoints
+
+
+def _checkpoint(profile: Profile, name: str, job: Path) -> str:
+    return f"{profile.checkpoints.rstrip('/')}/{name}/spark" if _is_remote(profile) else str(job / "spark")
 
 
 def _bounded(scan: Scan) -> Scan:
