@@ -99,6 +99,26 @@ def test_a_mistake_is_one_line(shell: Shell, typed: tuple[str, ...], says: str) 
     assert "\n" not in str(caught.value)
 
 
+PIPELINE = """
+import penstock as ps
+
+ps.read("{topic}", "user STRING, at TIMESTAMP").event_time("at").key_by("user").window(ps.tumbling("{window}")).aggregate(n="count(*)").write("counts")
+"""
+
+
+def test_a_pipeline_whose_topics_do_not_fit_is_refused_before_spark_starts(shell: Shell, tmp_path: Path) -> None:
+    shell("topic", "create", "brief", "--set", "retention.ms=60000")
+    file = tmp_path / "app.py"
+    for topic, window, says in (
+        ("brief", "2m", "topic 'brief' keeps records for 1m; raise retention.ms"),
+        ("nowhere", "2m", "there is no topic 'nowhere'"),
+    ):
+        file.write_text(PIPELINE.format(topic=topic, window=window))
+        with pytest.raises(PenstockError) as caught:
+            shell("run", str(file), "--data", str(tmp_path))
+        assert says in str(caught.value)
+
+
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     import os
 

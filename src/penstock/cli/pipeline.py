@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.broker import writable
-from penstock.cli.options import Address, ConfigFile, Data, Json, ProfileName, broker_address, need_spark, show_json
-from penstock.profile import load
+from penstock.cli.options import Address, ConfigFile, Data, Json, ProfileName, admin, broker_address, need_spark, settle, show_json
+from penstock.cli.topic import known
+from penstock.profile import Profile, load
+
+if TYPE_CHECKING:
+    from penstock.dataflow.pipeline import Pipeline
 
 RUN_EXAMPLES = "Example: penstock run app.py   •   penstock run app.py --profile cluster   •   penstock run app.py --until-caught-up"
 EXPLAIN_EXAMPLES = "Example: penstock explain app.py   •   penstock explain app.py --mermaid"
@@ -36,6 +40,7 @@ def run(
     pipeline = load_pipeline(file)
     settings = replace(settings, broker=broker_address(settings))
     writable(settings.data)
+    _check_topics(pipeline, settings)
     from penstock.spark.run import run as run_pipeline
 
     running = run_pipeline(pipeline, settings, name=name or file.stem, fresh=fresh, bounded=until_caught_up)
@@ -52,6 +57,22 @@ def run(
         running.stop()
     totals = running.totals()
     show_json(totals) if json else print(", ".join(f"{key} {value}" for key, value in sorted(totals.items())))
+
+
+def _check_topics(pipeline: Pipeline, profile: Profile) -> None:
+    """Before Spark starts: the topics that are read are there, and keep records as long as the windows need them."""
+    from confluent_kafka.admin import ConfigResource
+
+    from penstock.dataflow import plan, review
+
+    client = admin(str(profile.broker), profile.security)
+    topics = sorted({topic for node in plan.walk(pipeline.sinks) if isinstance(node, plan.Read) for topic in node.topics})
+    for topic in topics:
+        known(client, topic)
+    resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
+    found = settle(client.describe_configs(resources), "describe topic") if resources else {}
+    kept_ms = {resource.name: int(entries["retention.ms"].value) for resource, entries in found.items()}
+    review.check_retention(pipeline.sinks, {topic: None if value < 0 else value * 1000 for topic, value in kept_ms.items()})
 
 
 def explain(

@@ -67,6 +67,11 @@ def start(
             "the pipeline reads and writes topics, but there is no broker",
             remedy="start one with `penstock broker`, or name one with --broker",
         )
+    if profile.security:
+        raise ConfigError(
+            f"profile '{profile.name}' has security settings, which pipelines cannot use yet (the command line's clients can)",
+            remedy="give pipelines a listener without TLS and SASL",
+        )
     spark = session(profile)
     settings = {**(options or {}), **({"connector": "jvm"} if profile.connector == "jvm" else {})}
     try:
