@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -49,3 +50,21 @@ def test_import_is_light() -> None:
     script = "import sys, penstock; print([name for name in ('pyspark', 'pyarrow', 'numba', 'polars', 'pandas', 'duckdb', 'sqlglot', 'kio') if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_the_wheel_holds_the_command_and_the_demo(tmp_path: Path) -> None:
+    """What `pip install` would lay out, in an empty folder, with nothing of the repository on the path."""
+    built = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT], capture_output=True, text=True
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    laid_out = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(laid_out)
+    (entry_points,) = laid_out.glob("*.dist-info/entry_points.txt")
+    assert "penstock = penstock.cli:main" in entry_points.read_text()
+    script = "import penstock.demo.fire_alarm as demo; print(demo.pipeline_file().name, demo.__file__)"
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path, env={"PYTHONPATH": str(laid_out)}
+    )
+    assert result.stdout.split() == ["fire_alarm_pipeline.py", str(laid_out / "penstock" / "demo" / "fire_alarm.py")]
