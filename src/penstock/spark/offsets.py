@@ -7,6 +7,7 @@ always give the same slices in the same tasks, so that a batch that runs again r
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,6 +46,13 @@ def client_of(address: str, *, retry_s: float = 30.0) -> Client:
 
         _clients[key] = Client(address, retry_s=retry_s)
     return _clients[key]
+
+
+@atexit.register
+def _close_clients() -> None:
+    for (process, _, _), client in _clients.items():
+        if process == os.getpid():  # a forked child leaves its parent's connections alone
+            client.close()
 
 
 def nested(offsets: Mapping[Place, int]) -> Nested:
