@@ -1,13 +1,13 @@
 """The kernel host against Spark's native aggregate and PySpark's `transformWithState` per key, on the same Parquet stream.
 
-A 10 s tumbling count and average per key; with `--slices`, an average over sliding windows of so many 5 s slices instead. Every path reads the same
+A 10 s tumbling count and average per key; with `--slices` the same over sliding windows of so many 5 s slices, with `--process` a user's function per record. Every path reads the same
 files, one per batch, in one session with the same settings, emits final windows (append; per key: a row per changed window) and drops the rows in Spark's
 `noop` sink. Figures are medians of whole micro-batches (`triggerExecution`) after a warm-up:
     full            all keys active             one_percent     1 % of the keys, 1 % of the rows
     empty           ten rows                    *_state_bytes   changelog written by such a batch, per key active in it
 Memory is the greatest proportional set size of the JVM and of its Python workers. The per-key operator may get a share of keys and rows
 (`--per-key-share`): its time above an almost empty batch is then scaled up by what was left out, which favours it (less state, fewer keys).
-    python benchmarks/host.py [--keys 1000 200000] [--slices 12 60 720] [--only native per_key] [--quick] [--json]"""
+    python benchmarks/host.py [--keys 1000 200000] [--slices 12 60 720 | --process] [--only native per_key] [--quick] [--json]"""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write_files(folder: Path, *, keys: int, rows: int, batches: int, only_full: 
         names = np.char.add("key-", randomness.integers(0, active, count).astype(str))
         at = number * FILE_S * 1_000_000 + randomness.integers(0, FILE_S * 1_000_000, count)
         table = pa.table({"k": names, "v": randomness.random(count), "at": pa.array(at, type=pa.timestamp("us", tz="UTC"))})
-        pq.write_table(table, folder / f"{number:04d}.parquet")
+        pq.write_table(table, folder / f"{number:04d}.parquet", row_group_size=max(1_000, count // 8))  # so that all cores can read
     return folder
 
 
@@ -69,12 +69,11 @@ def kernel(frame: Any, spark: Any, *, slices: int | None) -> Any:
     return stream.key_by("k").window(kind).aggregate(n="count(*)", a="avg(v)").to_dataframe(spark)
 
 
-def per_key(frame: Any, _: Any, *, slices: int | None) -> Any:
+def per_key(frame: Any, _: Any) -> Any:
     """The same tumbling window as careful PySpark: rows of a call are combined first, then one read and one write per window."""
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
     from pyspark.sql.types import Row
 
-    assert slices is None
     width_s = FILE_S
 
     class Windows(StatefulProcessor):
@@ -97,6 +96,39 @@ def per_key(frame: Any, _: Any, *, slices: int | None) -> Any:
     return frame.groupBy("k").transformWithState(
         Windows(), "k STRING, start BIGINT, n BIGINT, a DOUBLE", outputMode="Update", timeMode="None"
     )
+
+
+@ps.process(state="most DOUBLE", output="k STRING, most DOUBLE", order="arrival")
+def rolling_max(event: Any, state: Any, out: Any) -> None:
+    if state.most is None or event.v > state.most:
+        state.most = event.v
+    out.emit(k=event.k, most=state.most)
+
+
+def kernel_process(frame: Any, spark: Any) -> Any:
+    """The user's function per record: the greatest value so far of its key."""
+    stream = ps.from_dataframe(frame, schema=SCHEMA).event_time("at", lateness="1s")
+    return stream.key_by("k").process(rolling_max).to_dataframe(spark)
+
+
+def per_key_process(frame: Any, _: Any) -> Any:
+    """The same with PySpark's operator: the state is read and written once per call, not per record."""
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+    from pyspark.sql.types import Row
+
+    class Most(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self.most = handle.getValueState("most", "most DOUBLE")
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+            most = self.most.get()[0] if self.most.exists() else None
+            for row in rows:
+                if most is None or row.v > most:
+                    most = row.v
+                yield Row(k=key[0], most=most)
+            self.most.update((most,))
+
+    return frame.groupBy("k").transformWithState(Most(), "k STRING, most DOUBLE", outputMode="Append", timeMode="None")
 
 
 # ── Measuring ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -179,33 +211,33 @@ def measure(spark: Any, files: Path, query_of: Callable[[Any, Any], Any], *, mod
 
 
 def compare(spark: Any, root: Path, options: argparse.Namespace, *, keys: int, slices: int | None) -> dict[str, Any]:
-    rows, batches = options.rows, options.batches
+    rows, batches, label = options.rows, options.batches, f"{keys:>9} keys" + (f", {slices} slices" if slices else "")
     files = write_files(root / f"files-{keys}-{slices}", keys=keys, rows=rows, batches=batches, only_full=slices is not None)
-    found: dict[str, Any] = {"keys": keys, "rows": rows, "slices": slices}
-    if "native" in options.only:
-        found["native"] = measure(
-            spark, files, partial(native, slices=slices), mode="append", batches=batches, seconds_max=options.seconds_max
-        )
-        _tell(options, keys, slices, "native", found)
-    found["kernel"] = measure(spark, files, partial(kernel, slices=slices), mode="append", batches=batches, seconds_max=options.seconds_max)
-    _tell(options, keys, slices, "kernel", found)
+    found: dict[str, Any] = {"task": "process" if options.process else "window", "keys": keys, "rows": rows, "slices": slices}
+
+    def run(name: str, query_of: Callable[[Any, Any], Any], *, given: Path = files, mode: str = "append", count: int = batches) -> None:
+        found[name] = measure(spark, given, query_of, mode=mode, batches=count, seconds_max=options.seconds_max)
+        if not options.json:
+            print(f"{label}  {name:8} {found[name]}", flush=True)
+
+    if "native" in options.only and not options.process:
+        run("native", partial(native, slices=slices))
+    run("kernel", kernel_process if options.process else partial(kernel, slices=slices))
     if "per_key" in options.only and slices is None:
-        share = options.per_key_share if keys > 10_000 else 1.0
+        share = options.per_key_share
         fewer = write_files(root / f"files-per-key-{keys}", keys=int(keys * share), rows=int(rows * share), batches=3)
-        slow = measure(spark, fewer, partial(per_key, slices=None), mode="update", batches=3, seconds_max=options.seconds_max)
+        if options.process:
+            run("per_key", per_key_process, given=fewer, count=3)
+        else:
+            run("per_key", per_key, given=fewer, mode="update", count=3)
+        slow = found["per_key"] | {"share": share}
         if slow["full_ms"] is not None and slow["empty_ms"] is not None:
             slow["scaled_ms"] = round(slow["empty_ms"] + (slow["full_ms"] - slow["empty_ms"]) / share)
-        found["per_key"] = slow | {"share": share}
-        _tell(options, keys, slices, "per_key", found)
+        found["per_key"] = slow
     for name in ("native", "per_key"):
         found[f"ratios_{name}"] = ratios(found["kernel"], found.get(name), keys)
-    if not options.json:
-        for name in ("native", "per_key"):
-            if found[f"ratios_{name}"]:
-                print(
-                    f"{keys:>9} keys{'' if slices is None else f', {slices} slices'}: kernel against {name}: {found[f'ratios_{name}']}",
-                    flush=True,
-                )
+        if not options.json and found[f"ratios_{name}"]:
+            print(f"{label}: kernel against {name}: {found[f'ratios_{name}']}", flush=True)
     return found
 
 
@@ -228,21 +260,17 @@ def ratios(ours: dict[str, Any], peer: dict[str, Any] | None, keys: int) -> dict
     return shown
 
 
-def _tell(options: argparse.Namespace, keys: int, slices: int | None, name: str, found: dict[str, Any]) -> None:
-    if not options.json:
-        print(f"{keys:>9} keys{'' if slices is None else f', {slices} slices'}  {name:8} {found[name]}", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, nargs="+", default=[1_000, 200_000])
     parser.add_argument("--slices", type=int, nargs="*", default=[], help="sliding windows of so many slices instead of a tumbling one")
+    parser.add_argument(
+        "--process", action="store_true", help="a user's function per record (greatest value so far) instead of a window; no native peer"
+    )
     parser.add_argument("--only", nargs="+", choices=["native", "per_key"], default=["native", "per_key"], help="which peers")
     parser.add_argument("--rows", type=int, default=1_000_000, help="of a full batch")
     parser.add_argument("--batches", type=int, default=6, help="full ones, of which the first two (of up to three: one) warm up")
-    parser.add_argument(
-        "--per-key-share", type=float, default=0.1, help="part of keys and rows that the per-key operator gets above 10,000 keys"
-    )
+    parser.add_argument("--per-key-share", type=float, default=0.1, help="part of the keys and rows that the per-key operator gets")
     parser.add_argument("--seconds-max", type=float, default=200, help="give a path up after so long")
     parser.add_argument("--quick", action="store_true", help="few rows and batches: shows that it works, says little")
     parser.add_argument("--json", action="store_true")

@@ -95,7 +95,7 @@ def run_bytewax(records: list[tuple[str, float]]) -> int:
     flow = Dataflow("rolling_max")
     stream = op.input("in", flow, TestingSource(records, batch_size=BYTEWAX_BATCH))
     op.output("out", op.stateful_map("max", stream, _step), _Drop())
-    run_main(flow)
+    run_main(flow)  # type: ignore[no-untyped-call]
     return _Dropped.count
 
 

@@ -46,10 +46,11 @@ def groups_of(rows: int, keys: int, *, batch: int) -> list[pa.Table]:
 
 def polars_seconds(tables: list[pa.Table], kind: window.Window) -> float:
     """CPU seconds (all threads) of the stateless aggregate by polars."""
+    assert isinstance(kind, window.Tumbling | window.Sliding)
     size_us, every_us = kind.size_us, kind.every_us if isinstance(kind, window.Sliding) else kind.size_us
     begin = time.process_time()
     for table in tables:
-        frame = polars.from_arrow(table.select(["key", "value", "_time"]))
+        frame = polars.DataFrame(table.select(["key", "value", "_time"]))
         start = (polars.col("_time") // every_us) * every_us
         if size_us != every_us:
             back = polars.Series([number * every_us for number in range(size_us // every_us)])
