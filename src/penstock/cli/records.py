@@ -63,7 +63,8 @@ def produce(
     left = producer.flush(TIMEOUT_S)
     if failures or left:
         raise PenstockError(
-            f"{len(failures) + left} of {count} records were not acknowledged ({failures[0] if failures else 'time ran out'})"
+            f"{len(failures) + left} of {count} records were not acknowledged ({failures[0] if failures else 'time ran out'})",
+            remedy="the broker may be gone or its disk full: see its log",
         )
     print(f"sent {count} record(s) to {topic}", file=sys.stderr)
 
