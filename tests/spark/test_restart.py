@@ -1,68 +1,51 @@
-"""kill -9 of the driver at a random batch: the next run gives what an undisturbed one gives, and nothing of the first is left running."""
+"""kill -9 of the driver at random batches, on the real path: the topics then hold what an undisturbed run writes, and no process is left."""
 
 from __future__ import annotations
 
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 
-from penstock.kernels.envelope import Envelope, open_table
-from penstock.spark.collected import collected
-from penstock.spark.scripted import write_script
-
-from .test_host import Chain
-from .toy import step
+from penstock.broker.embedded import broker
+from penstock.testing import kill_driver as killing
 
 pytestmark = pytest.mark.spark
-STEPS = 10
-KILLS = int(os.environ.get("PENSTOCK_KILLS", "1"))
-WAIT_S_MAX = 120
-SCRIPT = [
-    step([(f"k{(index * 7 + row) % 5}", 10 * index + row % 3) for row in range(6)], first_offset=6 * index, tick_us=1_000 * index)
-    for index in range(STEPS)
-] + [step(ended=True)]
+KILLS = 2
+READINGS = 300  # 20 batches
+WITHIN = 8  # batches until a kill, at most
 
 
-def rows(envelopes: list[Envelope]) -> list[tuple[int, str, int]]:
-    return sorted(
-        (each.source, row["k"], row["n"])
-        for each in envelopes
-        if each.to == 3 and each.payload
-        for row in open_table(each.payload).to_pylist()
-    )
-
-
-def start(folder: Path) -> subprocess.Popen[bytes]:
-    root = Path(__file__).parents[2]
-    with (folder / "driver.log").open("ab") as log:
-        return subprocess.Popen([sys.executable, "-m", "tests.spark.driver", str(folder)], cwd=root, stdout=log, stderr=log)
-
-
-def test_a_killed_driver_is_followed_by_the_same_result(tmp_path: Path) -> None:
+def test_a_killed_driver_is_followed_by_the_same_result(tmp_path: Path, spark: Any) -> None:
     seed = int(os.environ.get("PENSTOCK_SEED", time.time_ns() % 1_000_000))
     print("seed", seed)
-    randomness = random.Random(seed)
-    write_script(tmp_path / "script.arrow", SCRIPT)
-    undisturbed = Chain(on_tick=True)
-    expected = [undisturbed.play(batch) for batch in SCRIPT]
-    for _ in range(KILLS):
-        driver = start(tmp_path)
-        until = randomness.randrange(1, STEPS)
-        deadline = time.monotonic() + WAIT_S_MAX
-        while driver.poll() is None and len(list((tmp_path / "out").glob("*.arrow"))) < until and time.monotonic() < deadline:
-            time.sleep(0.01)
-        family = psutil.Process(driver.pid).children(recursive=True) if driver.poll() is None else []
-        driver.send_signal(signal.SIGKILL)
-        driver.wait()
-        _, alive = psutil.wait_procs(family, timeout=WAIT_S_MAX)
-        assert alive == [], "the JVM and its workers end with the driver"
-    driver = start(tmp_path)
-    assert driver.wait(WAIT_S_MAX) == 0, (tmp_path / "driver.log").read_text()[-2_000:]
-    assert [rows(envelopes) for envelopes in collected(tmp_path / "out").values()] == expected
+    rng = random.Random(seed)
+    made = killing.readings(seed, count=READINGS)
+    with broker(durability="os") as running:
+        killing.send(made, address=running.address)
+        batches = killing.drive(tmp_path, address=running.address, run="undisturbed")
+        assert batches >= READINGS // killing.RECORDS_PER_BATCH_MAX
+        kills = [killing.kill(tmp_path, rng, address=running.address, run="killed", within=WITHIN) for _ in range(KILLS)]
+        print(kills)
+        assert all(kill.begun > 0 and kill.committed < batches for kill in kills), "killed in the middle"
+        assert killing.drive(tmp_path, address=running.address, run="killed") == batches
+        undisturbed = killing.written("undisturbed", address=running.address)
+        rows = killing.written("killed", address=running.address)
+    assert all(rows[topic] for topic in killing.OUTPUTS)
+    assert killing.differences(rows, undisturbed) == []
+    assert killing.wrong_totals(rows, made) == []
+
+
+def test_a_lost_row_and_a_wrong_one_are_noticed() -> None:
+    """The comparison itself, on rows made by hand."""
+    made = [{"id": "r", "area": "a", "n": 3, "at": "2026-01-01T00:00:01+00:00"}]
+    row = '{"area": "a", "sign": 1, "total": 3, "window_start": "2026-01-01T00:00:00.000Z"}'
+    empty = {topic: killing.Counter[str]() for topic in killing.OUTPUTS}
+    right, repeated = empty | {"panes": killing.Counter([row])}, empty | {"panes": killing.Counter([row, row])}
+    assert killing.differences(repeated, right) == []
+    assert killing.wrong_totals(repeated, made) == []
+    assert len(killing.differences(empty, right)) == 1
+    assert killing.wrong_totals(empty, made) != []
