@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 START_S_MAX = 90.0
 STOP_S_MAX = 20.0
 _POLL_S = 0.005
+# How numba finds compiled code on executors, in order; ours takes only what comes from our archive (`loop_cache.py`).
+LOCATORS = "penstock.spark.loop_cache.ByContent,UserProvidedCacheLocator,InTreeCacheLocator,UserWideCacheLocator,ZipCacheLocator"
 QUICK = "penstock.quick"  # a setting of ours in the profile's conf: "true" starts sooner and peaks lower
 
 # What Spark reflects into. The list is Spark's own, less the vector module, which small runtimes lack and Spark can do without.
@@ -209,7 +211,7 @@ def _conf(profile: Profile, scratch: Path) -> dict[str, str]:
     if not profile.is_local:
         # The executor's working directory holds what addPyFile sent; the daemon starts before a worker would put it on its path.
         conf["spark.executorEnv.PYTHONPATH"] = "penstock.zip"
-        conf["spark.executorEnv.NUMBA_CACHE_DIR"] = "numba"
+        conf["spark.executorEnv.NUMBA_CACHE_LOCATOR_CLASSES"] = LOCATORS
     if profile.connector == "jvm":
         conf |= jvm_connector.session_conf()
     return conf | {name: value for name, value in profile.conf.items() if name != QUICK}
