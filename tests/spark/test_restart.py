@@ -15,8 +15,8 @@ from penstock.testing import kill_driver as killing
 
 pytestmark = pytest.mark.spark
 KILLS = 2
-READINGS = 300  # 20 batches
-WITHIN = 8  # batches until a kill, at most
+READINGS = 210  # 14 batches
+WITHIN = 5  # batches until a kill, at most
 
 
 def test_a_killed_driver_is_followed_by_the_same_result(tmp_path: Path, spark: Any) -> None:

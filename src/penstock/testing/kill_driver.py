@@ -146,20 +146,19 @@ def written(run: str, *, address: str) -> dict[str, Counter[str]]:
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer({"bootstrap.servers": address, "group.id": run, "enable.auto.commit": False, "enable.partition.eof": True})
-    rows: dict[str, Counter[str]] = {}
-    for topic in OUTPUTS:
-        rows[topic] = Counter()
-        partitions = list(consumer.list_topics(f"{run}.{topic}", timeout=WAIT_S_MAX).topics[f"{run}.{topic}"].partitions)
-        consumer.assign([TopicPartition(f"{run}.{topic}", number, 0) for number in partitions])
-        ends = 0
-        while ends < len(partitions):
-            message = consumer.poll(WAIT_S_MAX)
-            if message is None:
-                raise PenstockError(f"{run}.{topic} did not end within {WAIT_S_MAX:g} s")
-            if message.error():
-                ends += 1
-            else:
-                rows[topic][json.dumps(json.loads(message.value()), sort_keys=True)] += 1
+    known = consumer.list_topics(timeout=WAIT_S_MAX).topics
+    places = [TopicPartition(f"{run}.{topic}", number, 0) for topic in OUTPUTS for number in known[f"{run}.{topic}"].partitions]
+    consumer.assign(places)
+    rows: dict[str, Counter[str]] = {topic: Counter() for topic in OUTPUTS}
+    ends = 0
+    while ends < len(places):
+        message = consumer.poll(WAIT_S_MAX)
+        if message is None:
+            raise PenstockError(f"the topics of {run} did not end within {WAIT_S_MAX:g} s")
+        if message.error():
+            ends += 1
+        else:
+            rows[message.topic().removeprefix(f"{run}.")][json.dumps(json.loads(message.value()), sort_keys=True)] += 1
     consumer.close()
     return rows
 
