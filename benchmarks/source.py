@@ -1,6 +1,6 @@
 """Rows per second from a topic into Spark: our data source against Spark's own Kafka connector, same topic, same session, same run.
 
-    python benchmarks/source.py [--records 3000000] [--bytes 100] [--partitions 4] [--address HOST:PORT]
+    python benchmarks/source.py [--records 3000000] [--bytes 100] [--partitions 4] [--address HOST:PORT] [--quick] [--json]
 
 Each reading ends in Spark's `noop` sink, so that only the reading is measured. Both readers are warmed by one run; then they take turns, and the
 best and the median of each are printed. Without an address a real Apache Kafka is started. Then, alone in one core of this process, the
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from penstock.spark.decode import decode, read_batches
 from penstock.spark.encode import Outgoing, record_batches
 from penstock.spark.session import session, stop_session
 
+FOUND: dict[str, Any] = {}  # what `--json` prints; the tables go to stderr then
 SCHEMA = "id STRING, area STRING, celsius DOUBLE, at TIMESTAMP"
 
 
@@ -76,8 +77,10 @@ def turns(readers: dict[str, Callable[[], object]], count: int) -> dict[str, lis
 
 
 def show(title: str, times: dict[str, list[float]], records: int, *, than: str) -> None:
-    print(f"\n{title} ({records:,} records)")
     base = statistics.median(times[than])
+    FOUND[title] = {name: {"records_per_s": round(records / statistics.median(seconds)), "times_faster": round(base / statistics.median(seconds), 2)}
+                    for name, seconds in times.items()}  # fmt: skip
+    print(f"\n{title} ({records:,} records)")
     for name, seconds in times.items():
         best, median = records / min(seconds), records / statistics.median(seconds)
         print(f"  {name:42} best {best / 1e6:6.2f} M/s   median {median / 1e6:6.2f} M/s   {base / statistics.median(seconds):5.2f}x")
@@ -156,8 +159,14 @@ def main() -> int:
     arguments.add_argument("--repeats", type=int, default=3)
     arguments.add_argument("--cores", type=int, default=2)
     arguments.add_argument("--address")
+    arguments.add_argument("--quick", action="store_true", help="few records: shows that it works, says little")
+    arguments.add_argument("--json", action="store_true")
     given = arguments.parse_args()
+    if given.quick:
+        given.records, given.repeats = 100_000, 1
     with ExitStack() as stack:
+        if given.json:
+            stack.enter_context(redirect_stdout(sys.stderr))
         data = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         address = given.address
         if address is None:
@@ -188,6 +197,8 @@ def main() -> int:
         in_one_core(client, raw, typed, given.repeats)
         for topic in (raw, typed):
             client.delete_topic(topic)
+    if given.json:
+        print(json.dumps(FOUND))
     return 0
 
 
