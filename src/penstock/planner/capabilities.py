@@ -50,7 +50,7 @@ def _processing(node: plan.Node) -> bool:
 
 
 CAPABILITIES: tuple[Capability, ...] = (
-    Capability("topic", _is(plan.Read), "scan", "records are decoded by a vectorised library in the reader: half the time of from_json, and bad ones are told apart"),
+    Capability("topic", _is(plan.Read), "scan", "records become typed columns in compiled loops of the reader, and bad ones are told apart one by one"),
     Capability("dataframe", _is(plan.FromDataFrame), "spark", "the user's own DataFrame", connect=False),
     Capability("requirement", _is(plan.Require), "scan", "dead letters need the record as it was read"),
     Capability("python function", _is(plan.Map), "scan", "Python code runs where the rows are decoded, without another process between"),
